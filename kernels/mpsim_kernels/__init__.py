@@ -1,0 +1,1 @@
+"""Numba kernels of mpsim: arrays, integers and floats in, arrays out."""

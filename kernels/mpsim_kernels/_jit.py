@@ -1,0 +1,74 @@
+"""The one place that compiles: Numba decorators whose disk cache follows every kernel source.
+
+Numba's own cache watches only the file that defines a function, so an edit or an upgrade of a shared
+primitive would leave stale machine code behind. Here the cache folder is named after a digest of all
+kernel sources: new sources, new folder.
+"""
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+import platformdirs
+from numba import prange
+
+__all__ = ["cache_folder", "kernel", "parallel_kernel", "prange", "source_digest"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_config: Any = numba.config  # its attributes are made at run time
+
+
+@functools.cache
+def source_digest() -> str:
+    """Return twelve hex digits that change whenever any kernel source changes."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
+
+
+@functools.cache
+def cache_folder() -> Path | None:
+    """Return the folder of compiled kernels, or None where nothing can be written.
+
+    ``NUMBA_CACHE_DIR`` is honoured; otherwise the user's cache folder is taken, never the folder of the
+    installed package, which may be read-only. Without a writable folder kernels are compiled in each process.
+    """
+    base = os.environ.get("NUMBA_CACHE_DIR") or platformdirs.user_cache_path("mpsim")
+    folder = Path(base) / f"kernels-{source_digest()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _compile(function: F, **options: Any) -> F:
+    folder = cache_folder()
+    if folder is None:
+        return numba.njit(**options)(function)
+    # Numba reads CACHE_DIR once, when the function is decorated; other users of Numba keep their own.
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = str(folder)
+    try:
+        return numba.njit(cache=True, **options)(function)
+    finally:
+        _config.CACHE_DIR = before
+
+
+def kernel(function: F) -> F:
+    """Compile a serial kernel; small ones are inlined where they are called.
+
+    ``fastmath`` is off: it would let LLVM fuse ``a*b + c`` and forget the signs of zeros.
+    """
+    return _compile(function, fastmath=False, error_model="numpy", nogil=True)
+
+
+def parallel_kernel(function: F) -> F:
+    """Compile a kernel whose ``prange`` loops run over independent outputs."""
+    return _compile(function, fastmath=False, error_model="numpy", nogil=True, parallel=True)

@@ -1,0 +1,78 @@
+"""Turn codes of any format into float32 or float64 words, on integers alone."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpsim_kernels._jit import kernel
+
+__all__ = ["CodeLayout", "make_decoder"]
+
+
+class CodeLayout(NamedTuple):
+    """Where a code keeps its fields, and which codes are special (codes as np.uint64)."""
+
+    m: int
+    bias: int
+    has_subnormals: bool
+    sign: np.uint64
+    """The sign bit; 0 in an unsigned format."""
+    inf: np.uint64
+    """Code of +infinity; larger than any code if there is none."""
+    nan_from: np.uint64
+    """Codes whose magnitude is at least this are NaN."""
+    nan_code: np.uint64
+    """One more code that is NaN; larger than any code if there is none."""
+    nan_has_sign: bool
+
+
+@functools.cache
+def make_decoder(width: int) -> Callable[..., None]:
+    """Return ``decoder(codes, out, layout)``, which writes float words of 32 or 64 bits.
+
+    ``codes`` and ``out`` are contiguous unsigned integers [n]. Every finite value must be exact in the
+    float; NaNs come out quiet, with their sign where the format's NaNs have one, and without payload.
+    """
+    U: Any = np.uint32 if width == 32 else np.uint64
+    F = 23 if width == 32 else 52
+    BIAS = np.int64(127 if width == 32 else 1023)
+    HIDDEN = np.uint64(1 << F)
+    INF = np.uint64((2 ** (width - 1 - F) - 1) << F)
+    QUIET = np.uint64(1 << (F - 1))
+    TOP = np.uint64(width - 1)
+    ZERO, ONE = np.uint64(0), np.uint64(1)
+
+    @kernel
+    def decoder(codes: Any, out: Any, layout: CodeLayout) -> None:
+        m, bias = np.uint64(layout.m), np.int64(layout.bias)
+        sign, inf, nan_from, nan_code = layout.sign, layout.inf, layout.nan_from, layout.nan_code
+        up = np.uint64(F) - m
+        for i in range(codes.size):
+            code = np.uint64(codes[i])
+            magnitude = code & ~sign
+            negative = ONE if (code & sign) != ZERO else ZERO
+            field = np.int64(magnitude >> m)
+            fraction = np.uint64((magnitude & np.uint64((ONE << m) - ONE)) << up)
+            e = np.int64(field - bias)
+            if field == 0 and layout.has_subnormals:
+                # Slide the fraction up to the hidden bit; at most m steps.
+                e = np.int64(1 - bias)
+                while fraction != ZERO and fraction < HIDDEN:
+                    fraction = np.uint64(fraction << ONE)
+                    e = np.int64(e - 1)
+                fraction = fraction & np.uint64(~HIDDEN) if fraction != ZERO else ZERO
+            word = np.uint64(np.uint64(max(e + BIAS, np.int64(1))) << np.uint64(F)) | fraction
+            if e + BIAS < 1:  # subnormal in the float as well: exact, for the float holds every value
+                word = np.uint64((fraction | HIDDEN) >> np.uint64(np.int64(1) - (e + BIAS)))
+            if magnitude == ZERO and layout.has_subnormals:
+                word = ZERO
+            if magnitude == inf:
+                word = INF
+            if magnitude >= nan_from or code == nan_code:
+                word = np.uint64(INF | QUIET)
+                negative = negative if layout.nan_has_sign else ZERO
+            out[i] = U(word | np.uint64(negative << TOP))
+
+    return decoder

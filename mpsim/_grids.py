@@ -1,0 +1,122 @@
+"""Work out what the rounding kernel needs to know of a format, a mode and an overflow policy."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from mpsim.formats import FloatFormat
+from mpsim.modes import Overflow, Rounding
+from mpsim_kernels.rounding import Grid
+
+__all__ = ["grid_for"]
+
+_NEAREST = (Rounding.NEAREST_EVEN, Rounding.NEAREST_AWAY)
+
+
+def _goes_away(rounding: Rounding, negative: bool) -> bool:
+    """Return whether a number between two others goes to the one farther from zero, ties and odd apart."""
+    return rounding is (Rounding.DOWN if negative else Rounding.UP)
+
+
+def _word(value: float, width: int) -> int:
+    """Return the float word of a value that is exact in it."""
+    kind = "<f" if width == 32 else "<d"
+    return int.from_bytes(struct.pack(kind, value), "little")
+
+
+@functools.cache
+def grid_for(
+    fmt: FloatFormat, width: int, codes: bool, rounding: Rounding, overflow: Overflow, flush_subnormals: bool
+) -> Grid:
+    """Return the kernel's view of ``fmt`` for source words of ``width`` bits, writing codes or values."""
+    sign = fmt.sign_code if codes else int(fmt.signed) << (width - 1)
+    quiet_nan = _word(float("nan"), width) & ((1 << (width - 1)) - 1)
+    infinity = _word(float("inf"), width)
+
+    def pattern(code: int) -> int:
+        return code if codes else _word(fmt._magnitude(code), width)
+
+    largest = pattern(fmt.max_code)
+    has_nan = fmt.nan_code is not None
+    if fmt.nan_code is not None:
+        nan = fmt.nan_code if codes else quiet_nan
+    else:
+        nan = pattern(fmt.nan_to or 0)
+    nans = (nan, nan | sign if fmt.nan_has_sign else nan)
+
+    def beyond(negative: bool, infinite: bool) -> int:
+        """Return the pattern of an overflow, or of an infinite input."""
+        if negative and not fmt.signed:
+            return nan
+        signed = sign if negative else 0
+        to_max = overflow is Overflow.SATURATE or fmt.saturates
+        if not infinite and rounding not in _NEAREST:
+            # Between max and infinity, odd is infinity where max is even and infinity a number (P3109).
+            odd = rounding is Rounding.TO_ODD and fmt.inf_code is not None and fmt.inf_code % 2 == 1
+            to_max |= not (odd or _goes_away(rounding, negative))
+        if to_max or (fmt.inf_code is None and not has_nan):
+            return largest | signed
+        if fmt.inf_code is not None:
+            return (fmt.inf_code if codes else infinity) | signed
+        return nans[negative]
+
+    no_subnormals = not fmt.has_subnormals
+    gap_end = _word(fmt.min_normal, width) if no_subnormals else 0
+    word = np.uint64
+
+    def by_sign(of: Callable[[bool], int]) -> tuple[np.uint64, np.uint64]:
+        return word(of(False)), word(of(True))
+
+    return Grid(
+        m=fmt.m,
+        bias=fmt.bias + no_subnormals,
+        offset=word(no_subnormals << fmt.m),
+        signed=fmt.signed,
+        has_zero=fmt.has_zero,
+        has_nan=has_nan,
+        sign=word(sign),
+        minus_zero=word(sign if fmt.has_negative_zero else 0),
+        min_pattern=word(pattern(fmt.min_code)),
+        min_normal=word(pattern(1 << fmt.m if fmt.has_subnormals else fmt.min_code)),
+        max_pattern=word(largest),
+        over=by_sign(lambda negative: beyond(negative, False)),
+        inf=by_sign(lambda negative: beyond(negative, True)),
+        nan=by_sign(lambda negative: nans[negative]),
+        flush_below=by_sign(lambda negative: _flush_below(fmt, width, rounding, negative) if flush_subnormals else 0),
+        gap_end=word(gap_end),
+        gap_up=by_sign(lambda negative: _gap_up(fmt, width, rounding, gap_end, negative)),
+    )
+
+
+def _flush_below(fmt: FloatFormat, width: int, rounding: Rounding, negative: bool) -> int:
+    """Return the smallest source word that is not tiny after rounding with unbounded exponent."""
+    if not fmt.has_subnormals:
+        return 0
+    normal = _word(fmt.min_normal, width)
+    fraction_bits, source_emin = (23, -126) if width == 32 else (52, -1022)
+    # Words per ulp in the binade below min_normal; there the source has one bit less if it is subnormal itself.
+    step = 1 << max(fraction_bits - fmt.m - (fmt.emin == source_emin), 0)
+    if rounding in _NEAREST and step > 1:
+        # The tie goes up: below min_normal lies an odd significand. With p = 1 it is even.
+        return normal - step // 2 + (rounding is Rounding.NEAREST_EVEN and fmt.m == 0)
+    return normal - step + 1 if _goes_away(rounding, negative) else normal
+
+
+def _gap_up(fmt: FloatFormat, width: int, rounding: Rounding, gap_end: int, negative: bool) -> int:
+    """Return from which source word a number between zero and the smallest number goes up."""
+    if not gap_end or not fmt.has_zero:
+        return 0
+    half = _word(fmt.min_normal / 2, width)
+    match rounding:
+        case Rounding.NEAREST_EVEN:
+            return half + 1
+        case Rounding.NEAREST_AWAY:
+            return half
+        case Rounding.TO_ODD:
+            return 1  # the smallest number has the odd code 1
+        case _:
+            return 1 if _goes_away(rounding, negative) else gap_end

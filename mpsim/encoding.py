@@ -1,0 +1,269 @@
+"""Values to codes and back, and what kind of number a code is."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpsim._grids import grid_for
+from mpsim.counters import Counters
+from mpsim.formats import FP32, FloatFormat, FormatLike, Specials, get_format
+from mpsim.modes import Overflow, Rounding
+from mpsim_kernels._threads import in_ranges
+from mpsim_kernels.decoding import CodeLayout, make_decoder
+from mpsim_kernels.rounding import EVENTS, MODES, make_rounder
+
+__all__ = ["NumberClass", "classify", "decode", "encode"]
+
+_RANGE = 1 << 16  # elements worth a thread
+
+
+def encode(
+    x: ArrayLike,
+    fmt: FormatLike,
+    rounding: Rounding | str = Rounding.NEAREST_EVEN,
+    overflow: Overflow | str = Overflow.IEEE,
+    flush_subnormals: bool = False,
+    counters: Counters | None = None,
+    out: NDArray[Any] | None = None,
+) -> NDArray[Any]:
+    """Round to a format and return the codes.
+
+    Parameters
+    ----------
+    x : array_like of real numbers, any shape and strides
+        float64 and integers are rounded once, never through float32.
+    fmt : FloatFormat or name
+    rounding : Rounding or name
+        ``"nearest-even"``, ``"nearest-away"``, ``"toward-zero"``, ``"up"``, ``"down"`` or ``"to-odd"``.
+    overflow : {"ieee", "saturate"}
+        ``"ieee"`` is the rule of the format's standard: infinity, else NaN, else the largest finite number.
+        ``"saturate"`` gives the largest finite number, for infinite inputs too.
+    flush_subnormals : bool
+        Results that are tiny after rounding become signed zero, as under x86's FTZ.
+    counters : Counters, optional
+        Counts what was lost; accumulates.
+    out : array of ``fmt.code_dtype``, shape of ``x``, C-contiguous, optional
+        Written and returned.
+
+    Returns
+    -------
+    codes : array of ``fmt.code_dtype``, shape of ``x``
+        NaNs give the format's quiet NaN, with their sign where it has two; in a format without NaN,
+        the code ``fmt.nan_to``. Negative numbers that do not round to zero are NaN in an unsigned format.
+
+    Raises
+    ------
+    TypeError
+        ``x`` is not real, or ``out`` has another dtype.
+    ValueError
+        Unknown names; ``out`` of another shape or not contiguous.
+
+    Notes
+    -----
+    Overflow and tininess are decided after rounding with unbounded exponent (IEEE 754-2019, 7.4 and 7.5).
+
+    Examples
+    --------
+    >>> encode([1.0, 65504.0, 65519.99, 65520.0], "fp16")
+    array([15360, 31743, 31743, 31744], dtype=uint16)
+    """
+    f = get_format(fmt)
+    source = as_source(x)
+    width = 32 if source.dtype == np.float32 and f.m <= 23 and f.bias <= 127 and f.has_subnormals else 64
+    result = output_array(out, source.shape, f.code_dtype)
+    convert(source, result, f, width, True, rounding, overflow, flush_subnormals, counters)
+    return result
+
+
+def decode(codes: ArrayLike, fmt: FormatLike, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Return the values of codes.
+
+    Parameters
+    ----------
+    codes : array_like of integers, any shape
+        Bit patterns of the format, each in the low bits of an integer.
+    fmt : FloatFormat or name
+    out : array of the result's shape and dtype, C-contiguous, optional
+
+    Returns
+    -------
+    values : float32 array, shape of ``codes``
+        float64 where float32 cannot hold the format. NaNs are quiet and without payload.
+
+    Raises
+    ------
+    TypeError
+        ``codes`` are not integers.
+    ValueError
+        A code has more bits than the format.
+
+    Examples
+    --------
+    >>> decode([0x7B, 0x7E, 0xFF], "e4m3")
+    array([352., 448.,  nan], dtype=float32)
+    """
+    f = get_format(fmt)
+    words = _as_codes(codes, f)
+    return _decode(words, f, output_array(out, words.shape, f.value_dtype))
+
+
+class NumberClass(enum.IntEnum):
+    """Kinds of number a code can be (IEEE 754-2019, 5.7.2, without signs)."""
+
+    ZERO = 0
+    SUBNORMAL = 1
+    NORMAL = 2
+    INFINITE = 3
+    NAN = 4
+
+
+def classify(codes: ArrayLike, fmt: FormatLike) -> NDArray[np.uint8]:
+    """Return the `NumberClass` of each code, as uint8 in the shape of ``codes``.
+
+    Examples
+    --------
+    >>> classify([0x0000, 0x0001, 0x3C00, 0x7C00, 0x7E00], "fp16")
+    array([0, 1, 2, 3, 4], dtype=uint8)
+    """
+    f = get_format(fmt)
+    words = _as_codes(codes, f).astype(np.uint64)
+    layout = _code_layout(f)
+    magnitude = words & np.uint64(~f.sign_code & (2**64 - 1))
+    kind = np.full(words.shape, NumberClass.NORMAL, np.uint8)
+    if f.has_subnormals:
+        kind[magnitude < np.uint64(1 << f.m)] = NumberClass.SUBNORMAL
+    if f.has_zero:
+        kind[magnitude == 0] = NumberClass.ZERO
+    kind[magnitude == np.uint64(layout.inf)] = NumberClass.INFINITE
+    kind[(magnitude >= np.uint64(layout.nan_from)) | (words == np.uint64(layout.nan_code))] = NumberClass.NAN
+    return kind
+
+
+def as_source(x: ArrayLike) -> NDArray[Any]:
+    """Return ``x`` as a contiguous float32 or float64 array of its shape, without rounding anything.
+
+    float16, bfloat16 and narrower floats become float32; integers float64, odd-rounded beyond 2**53, so that a
+    second rounding to 52 bits or fewer is right (Boldo and Melquiond 2008).
+    """
+    array = np.asarray(x)
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind == "f" and size in (4, 8):
+        dtype = np.dtype(f"f{size}")
+    elif kind in "iu" and size == 8:
+        return _odd_float64(array)
+    elif kind in "biu":
+        dtype = np.dtype(np.float64)
+    elif (kind == "f" and size == 2) or _is_small_float(array.dtype):
+        dtype = np.dtype(np.float32)
+    else:
+        raise TypeError(f"x has dtype {array.dtype}; real numbers are needed: float16, float32, float64 or integers")
+    return np.asarray(array, dtype=dtype, order="C")
+
+
+def output_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return ``out`` after checking it, or a new array."""
+    if out is None:
+        return np.empty(shape, dtype)
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype}; {dtype} is needed")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}; {shape} is needed")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError("out must be C-contiguous and writeable; numpy.empty(shape, dtype) makes such an array")
+    return out
+
+
+def convert(
+    source: NDArray[Any],
+    out: NDArray[Any],
+    fmt: FloatFormat,
+    width: int,
+    codes: bool,
+    rounding: Rounding | str,
+    overflow: Overflow | str,
+    flush_subnormals: bool,
+    counters: Counters | None,
+) -> None:
+    """Round ``source`` into ``out``, as codes or as floats of ``width`` bits, and count."""
+    mode = Rounding.of(rounding, "rounding")
+    policy = Overflow.of(overflow, "overflow")
+    words: NDArray[Any] = source.reshape(-1).view(f"u{source.itemsize}")
+    if source.itemsize * 8 < width:
+        words = _decode(words, FP32, np.empty(words.shape)).view(np.uint64)
+    target = out.reshape(-1) if codes else out.reshape(-1).view(f"u{width // 8}")
+    grid = grid_for(fmt, width, codes, mode, policy, bool(flush_subnormals))
+    rounder = make_rounder(width, MODES.index(mode), codes, counters is not None)
+    counts: list[NDArray[np.int64]] = []
+
+    def task(start: int, stop: int) -> None:
+        mine = np.zeros(len(EVENTS), np.int64)
+        counts.append(mine)
+        rounder(words[start:stop], target[start:stop], grid, mine)
+
+    in_ranges(task, words.size, _RANGE)
+    if counters is not None:
+        totals = np.sum(counts, axis=0).tolist()
+        counters += Counters(elements=words.size, **dict(zip(EVENTS, totals, strict=True)))
+
+
+def _decode(words: NDArray[Any], fmt: FloatFormat, out: NDArray[Any]) -> NDArray[Any]:
+    decoder = make_decoder(out.itemsize * 8)
+    codes, target, layout = words.reshape(-1), out.reshape(-1).view(f"u{out.itemsize}"), _code_layout(fmt)
+    in_ranges(lambda start, stop: decoder(codes[start:stop], target[start:stop], layout), codes.size, _RANGE)
+    return out
+
+
+@functools.cache
+def _code_layout(fmt: FloatFormat) -> CodeLayout:
+    never = 2**64 - 1  # as a code a NaN of binary64, so it is never mistaken for anything else
+    nan_from, nan_code = never, never
+    if fmt.specials is Specials.IEEE:
+        nan_from = fmt.max_code + 2
+    elif fmt.nan_code is not None and fmt.nan_code == fmt.last_code:
+        nan_from = fmt.nan_code
+    elif fmt.nan_code is not None:
+        nan_code = fmt.nan_code
+    return CodeLayout(
+        m=fmt.m,
+        bias=fmt.bias,
+        has_subnormals=fmt.has_subnormals,
+        sign=np.uint64(fmt.sign_code),
+        inf=np.uint64(never if fmt.inf_code is None else fmt.inf_code),
+        nan_from=np.uint64(nan_from),
+        nan_code=np.uint64(nan_code),
+        nan_has_sign=fmt.nan_has_sign,
+    )
+
+
+def _as_codes(codes: ArrayLike, fmt: FloatFormat) -> NDArray[Any]:
+    array = np.asarray(codes)
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(fmt.code_dtype)  # an empty list
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"codes have dtype {array.dtype}; unsigned integers are needed (numpy.view shows a float's)")
+    if array.dtype == fmt.code_dtype and fmt.bits == 8 * fmt.code_dtype.itemsize:
+        return np.ascontiguousarray(array).reshape(array.shape)
+    last = (1 << fmt.bits) - 1
+    if array.size and (int(array.min()) < 0 or int(array.max()) > last):
+        raise ValueError(f"codes reach from {array.min()} to {array.max()}; {fmt} has codes 0 to {last:#x}")
+    return np.asarray(array, dtype=fmt.code_dtype, order="C")
+
+
+def _is_small_float(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype is one of the narrow floats of ml_dtypes, all exact in float32."""
+    return dtype.kind == "V" and dtype.fields is None and np.can_cast(dtype, np.float32)
+
+
+def _odd_float64(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Return 64-bit integers as float64, rounded to odd where they have more than 53 bits."""
+    negative = array < 0
+    magnitude = np.where(negative, np.uint64(0) - array.astype(np.uint64), array.astype(np.uint64))
+    low = magnitude & np.uint64(0x7FF)
+    sticky = np.where(low != 0, np.uint64(0x800), np.uint64(0))
+    kept = np.where(magnitude >> np.uint64(53) != 0, (magnitude & ~np.uint64(0x7FF)) | sticky, magnitude)
+    return np.where(negative, -kept.astype(np.float64), kept.astype(np.float64))

@@ -1,0 +1,43 @@
+"""Names of the choices that every rounding makes: the direction, and what becomes of overflow."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from typing import Self
+
+__all__ = ["Overflow", "Rounding"]
+
+
+class _Choice(enum.StrEnum):
+    """A string enumeration that accepts its members by value and explains a wrong name."""
+
+    @classmethod
+    def of(cls, name: Self | str, argument: str) -> Self:
+        """Return the member called ``name``; a ValueError that names ``argument`` lists the others."""
+        try:
+            return cls(name)
+        except ValueError:
+            near = difflib.get_close_matches(str(name), list(cls), n=1, cutoff=0.4)
+            hint = f"did you mean {near[0].value!r}? " if near else ""
+            raise ValueError(f"{argument} is {name!r}: {hint}it must be one of {', '.join(cls)}") from None
+
+
+class Rounding(_Choice):
+    """Rounding-direction attributes (IEEE 754-2019, 4.3), and rounding to odd (Boldo and Melquiond 2008)."""
+
+    NEAREST_EVEN = "nearest-even"
+    NEAREST_AWAY = "nearest-away"
+    TOWARD_ZERO = "toward-zero"
+    UP = "up"
+    DOWN = "down"
+    TO_ODD = "to-odd"
+
+
+class Overflow(_Choice):
+    """What becomes of a result beyond the largest finite number."""
+
+    IEEE = "ieee"
+    """What the format's standard says: infinity, else NaN, else the largest finite number."""
+    SATURATE = "saturate"
+    """The largest finite number with the sign of the result; infinite inputs too. NaNs stay."""
