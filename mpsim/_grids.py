@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.formats import FloatFormat
 from mpsim.modes import Overflow, Rounding
-from mpsim_kernels.rounding import Grid
+from mpsim_kernels.rounding import GRID
 
 __all__ = ["grid_for"]
 
@@ -31,21 +32,21 @@ def _word(value: float, width: int) -> int:
 @functools.cache
 def grid_for(
     fmt: FloatFormat, width: int, codes: bool, rounding: Rounding, overflow: Overflow, flush_subnormals: bool
-) -> Grid:
-    """Return the kernel's view of ``fmt`` for source words of ``width`` bits, writing codes or values."""
+) -> NDArray[Any]:
+    """Return the `GRID` record of ``fmt`` for source words of ``width`` bits, writing codes or values."""
     sign = fmt.sign_code if codes else int(fmt.signed) << (width - 1)
     quiet_nan = _word(float("nan"), width) & ((1 << (width - 1)) - 1)
     infinity = _word(float("inf"), width)
 
     def pattern(code: int) -> int:
-        return code if codes else _word(fmt._magnitude(code), width)
+        return code if codes else _word(fmt.magnitude(code), width)
 
     largest = pattern(fmt.max_code)
     has_nan = fmt.nan_code is not None
-    if fmt.nan_code is not None:
-        nan = fmt.nan_code if codes else quiet_nan
-    else:
+    if fmt.nan_code is None:
         nan = pattern(fmt.nan_to or 0)
+    else:
+        nan = fmt.nan_code if codes else quiet_nan
     nans = (nan, nan | sign if fmt.nan_has_sign else nan)
 
     def beyond(negative: bool, infinite: bool) -> int:
@@ -66,30 +67,27 @@ def grid_for(
 
     no_subnormals = not fmt.has_subnormals
     gap_end = _word(fmt.min_normal, width) if no_subnormals else 0
-    word = np.uint64
 
-    def by_sign(of: Callable[[bool], int]) -> tuple[np.uint64, np.uint64]:
-        return word(of(False)), word(of(True))
-
-    return Grid(
-        m=fmt.m,
-        bias=fmt.bias + no_subnormals,
-        offset=word(no_subnormals << fmt.m),
-        signed=fmt.signed,
-        has_zero=fmt.has_zero,
-        has_nan=has_nan,
-        sign=word(sign),
-        minus_zero=word(sign if fmt.has_negative_zero else 0),
-        min_pattern=word(pattern(fmt.min_code)),
-        min_normal=word(pattern(1 << fmt.m if fmt.has_subnormals else fmt.min_code)),
-        max_pattern=word(largest),
-        over=by_sign(lambda negative: beyond(negative, False)),
-        inf=by_sign(lambda negative: beyond(negative, True)),
-        nan=by_sign(lambda negative: nans[negative]),
-        flush_below=by_sign(lambda negative: _flush_below(fmt, width, rounding, negative) if flush_subnormals else 0),
-        gap_end=word(gap_end),
-        gap_up=by_sign(lambda negative: _gap_up(fmt, width, rounding, gap_end, negative)),
-    )
+    grid = np.zeros(1, GRID)
+    grid["m"] = fmt.m
+    grid["bias"] = fmt.bias + no_subnormals
+    grid["offset"] = no_subnormals << fmt.m
+    grid["signed"] = fmt.signed
+    grid["has_zero"] = fmt.has_zero
+    grid["has_nan"] = has_nan
+    grid["sign"] = sign
+    grid["minus_zero"] = sign if fmt.has_negative_zero else 0
+    grid["min_pattern"] = pattern(fmt.min_code)
+    grid["min_normal"] = pattern(1 << fmt.m if fmt.has_subnormals else fmt.min_code)
+    grid["max_pattern"] = largest
+    grid["gap_end"] = gap_end
+    for negative, suffix in ((False, "plus"), (True, "minus")):
+        grid[f"over_{suffix}"] = beyond(negative, infinite=False)
+        grid[f"inf_{suffix}"] = beyond(negative, infinite=True)
+        grid[f"nan_{suffix}"] = nans[negative]
+        grid[f"flush_{suffix}"] = _flush_below(fmt, width, rounding, negative) if flush_subnormals else 0
+        grid[f"gap_{suffix}"] = _gap_up(fmt, width, rounding, gap_end, negative)
+    return grid
 
 
 def _flush_below(fmt: FloatFormat, width: int, rounding: Rounding, negative: bool) -> int:

@@ -11,6 +11,8 @@ __all__ = ["Counters"]
 class Counters:
     """What happened to the elements that were rounded; accumulates over calls.
 
+    After ``elements`` the fields stand in the order in which the kernels count.
+
     Pass one as ``counters=`` to `round_to` or `encode`.
 
     Examples

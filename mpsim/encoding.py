@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,12 +15,13 @@ from mpsim.counters import Counters
 from mpsim.formats import FP32, FloatFormat, FormatLike, Specials, get_format
 from mpsim.modes import Overflow, Rounding
 from mpsim_kernels._threads import in_ranges
-from mpsim_kernels.decoding import CodeLayout, make_decoder
+from mpsim_kernels.decoding import LAYOUT, make_decoder
 from mpsim_kernels.rounding import EVENTS, MODES, make_rounder
 
 __all__ = ["NumberClass", "classify", "decode", "encode"]
 
 _RANGE = 1 << 16  # elements worth a thread
+_WORDS: dict[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
 def encode(
@@ -72,11 +74,10 @@ def encode(
     >>> encode([1.0, 65504.0, 65519.99, 65520.0], "fp16")
     array([15360, 31743, 31743, 31744], dtype=uint16)
     """
-    f = get_format(fmt)
     source = as_source(x)
-    width = 32 if source.dtype == np.float32 and f.m <= 23 and f.bias <= 127 and f.has_subnormals else 64
-    result = output_array(out, source.shape, f.code_dtype)
-    convert(source, result, f, width, True, rounding, overflow, flush_subnormals, counters)
+    plan = plan_for(fmt, source.itemsize, True, rounding, overflow, flush_subnormals, counters is not None)
+    result = output_array(out, source.shape, plan.dtype)
+    run(plan, source, result, counters)
     return result
 
 
@@ -139,8 +140,8 @@ def classify(codes: ArrayLike, fmt: FormatLike) -> NDArray[np.uint8]:
         kind[magnitude < np.uint64(1 << f.m)] = NumberClass.SUBNORMAL
     if f.has_zero:
         kind[magnitude == 0] = NumberClass.ZERO
-    kind[magnitude == np.uint64(layout.inf)] = NumberClass.INFINITE
-    kind[(magnitude >= np.uint64(layout.nan_from)) | (words == np.uint64(layout.nan_code))] = NumberClass.NAN
+    kind[magnitude == layout["inf"]] = NumberClass.INFINITE
+    kind[(magnitude >= layout["nan_from"]) | (words == layout["nan_code"])] = NumberClass.NAN
     return kind
 
 
@@ -178,26 +179,62 @@ def output_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dty
     return out
 
 
-def convert(
-    source: NDArray[Any],
-    out: NDArray[Any],
-    fmt: FloatFormat,
-    width: int,
+class Plan(NamedTuple):
+    """Everything about a rounding but the numbers."""
+
+    fmt: FloatFormat
+    dtype: np.dtype[Any]
+    """dtype of the result."""
+    width: int
+    """Bits of the words that the kernel takes; float32 sources may have to be widened."""
+    grid: NDArray[Any]
+    rounder: Callable[..., None]
+
+
+def plan_for(
+    fmt: FormatLike,
+    itemsize: int,
     codes: bool,
     rounding: Rounding | str,
     overflow: Overflow | str,
     flush_subnormals: bool,
-    counters: Counters | None,
-) -> None:
-    """Round ``source`` into ``out``, as codes or as floats of ``width`` bits, and count."""
+    counted: bool,
+) -> Plan:
+    """Return the plan for rounding floats of ``itemsize`` bytes to codes or to values."""
+    key = fmt if isinstance(fmt, FloatFormat | str) else get_format(fmt)
+    return _plan(key, itemsize, codes, rounding, overflow, bool(flush_subnormals), counted)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    fmt: FloatFormat | str,
+    itemsize: int,
+    codes: bool,
+    rounding: Rounding | str,
+    overflow: Overflow | str,
+    flush_subnormals: bool,
+    counted: bool,
+) -> Plan:
+    f = get_format(fmt)
     mode = Rounding.of(rounding, "rounding")
     policy = Overflow.of(overflow, "overflow")
-    words: NDArray[Any] = source.reshape(-1).view(f"u{source.itemsize}")
-    if source.itemsize * 8 < width:
+    # Numbers subnormal in float32 must not be normal in the format: the 32-bit kernel does not normalise them.
+    narrow = itemsize == 4 and f.m <= 23 and f.bias <= 127 and f.has_subnormals and (codes or f.fits_float32)
+    width = 32 if narrow else 64
+    grid = grid_for(f, width, codes, mode, policy, flush_subnormals)
+    dtype = f.code_dtype if codes else np.dtype(f"f{width // 8}")
+    return Plan(f, dtype, width, grid, make_rounder(width, MODES.index(mode), codes, counted))
+
+
+def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters | None) -> None:
+    """Round ``source`` into ``out``, and count."""
+    words: NDArray[Any] = source.reshape(-1).view(_WORDS[source.itemsize])
+    if source.itemsize * 8 < plan.width:
         words = _decode(words, FP32, np.empty(words.shape)).view(np.uint64)
-    target = out.reshape(-1) if codes else out.reshape(-1).view(f"u{width // 8}")
-    grid = grid_for(fmt, width, codes, mode, policy, bool(flush_subnormals))
-    rounder = make_rounder(width, MODES.index(mode), codes, counters is not None)
+    target: NDArray[Any] = out.reshape(-1)
+    if out.dtype.kind == "f":
+        target = target.view(_WORDS[out.itemsize])
+    grid, rounder = plan.grid, plan.rounder
     counts: list[NDArray[np.int64]] = []
 
     def task(start: int, stop: int) -> None:
@@ -208,18 +245,19 @@ def convert(
     in_ranges(task, words.size, _RANGE)
     if counters is not None:
         totals = np.sum(counts, axis=0).tolist()
-        counters += Counters(elements=words.size, **dict(zip(EVENTS, totals, strict=True)))
+        counters += Counters(words.size, *totals)
 
 
 def _decode(words: NDArray[Any], fmt: FloatFormat, out: NDArray[Any]) -> NDArray[Any]:
     decoder = make_decoder(out.itemsize * 8)
-    codes, target, layout = words.reshape(-1), out.reshape(-1).view(f"u{out.itemsize}"), _code_layout(fmt)
+    codes, layout = words.reshape(-1), _code_layout(fmt)
+    target: NDArray[Any] = out.reshape(-1).view(_WORDS[out.itemsize])
     in_ranges(lambda start, stop: decoder(codes[start:stop], target[start:stop], layout), codes.size, _RANGE)
     return out
 
 
 @functools.cache
-def _code_layout(fmt: FloatFormat) -> CodeLayout:
+def _code_layout(fmt: FloatFormat) -> NDArray[Any]:
     never = 2**64 - 1  # as a code a NaN of binary64, so it is never mistaken for anything else
     nan_from, nan_code = never, never
     if fmt.specials is Specials.IEEE:
@@ -228,16 +266,17 @@ def _code_layout(fmt: FloatFormat) -> CodeLayout:
         nan_from = fmt.nan_code
     elif fmt.nan_code is not None:
         nan_code = fmt.nan_code
-    return CodeLayout(
-        m=fmt.m,
-        bias=fmt.bias,
-        has_subnormals=fmt.has_subnormals,
-        sign=np.uint64(fmt.sign_code),
-        inf=np.uint64(never if fmt.inf_code is None else fmt.inf_code),
-        nan_from=np.uint64(nan_from),
-        nan_code=np.uint64(nan_code),
-        nan_has_sign=fmt.nan_has_sign,
-    )
+    layout = np.zeros(1, LAYOUT)
+    layout["m"] = fmt.m
+    layout["bias"] = fmt.bias
+    layout["has_subnormals"] = fmt.has_subnormals
+    layout["has_zero"] = fmt.has_zero
+    layout["nan_has_sign"] = fmt.nan_has_sign
+    layout["sign"] = fmt.sign_code
+    layout["inf"] = never if fmt.inf_code is None else fmt.inf_code
+    layout["nan_from"] = nan_from
+    layout["nan_code"] = nan_code
+    return layout
 
 
 def _as_codes(codes: ArrayLike, fmt: FloatFormat) -> NDArray[Any]:

@@ -61,7 +61,7 @@ class Specials(enum.StrEnum):
     """Neither infinity nor NaN: every code is a number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FloatFormat:
     """A binary floating-point format: sign, ``w``-bit exponent field, ``p``-bit significand.
 
@@ -101,7 +101,7 @@ class FloatFormat:
                 f"{self.name}: infinities and NaNs in the IEEE way need w >= 2 and a fraction; got w = {self.w}, "
                 f"m = {self.m}. Choose another Specials"
             )
-        if not -1074 <= self.quantum_exponent or self.emax > 1023:
+        if self.quantum_exponent < -1074 or self.emax > 1023:
             raise ValueError(f"{self.name}: 2**{self.quantum_exponent} .. 2**{self.emax} leaves the range of float64")
         if self.specials is Specials.NONE and self.nan_to is None:
             raise ValueError(f"{self.name} has no NaN: nan_to must be the code that a NaN is converted to")
@@ -118,7 +118,7 @@ class FloatFormat:
         """Width of a code, in bits."""
         return int(self.signed) + self.w + self.m
 
-    @property
+    @functools.cached_property
     def code_dtype(self) -> np.dtype[Any]:
         """Smallest NumPy unsigned integer that holds a code."""
         return np.dtype(np.min_scalar_type((1 << self.bits) - 1))
@@ -135,7 +135,7 @@ class FloatFormat:
         """Largest code without sign bit."""
         return (1 << (self.w + self.m)) - 1
 
-    @property
+    @functools.cached_property
     def max_code(self) -> int:
         """Code of the largest finite number."""
         match self.specials:
@@ -188,12 +188,12 @@ class FloatFormat:
         """Exponent of the smallest binade of normal numbers."""
         return int(self.has_subnormals) - self.bias
 
-    @property
+    @functools.cached_property
     def emax(self) -> int:
         """Exponent of the largest finite number."""
         return max(self.max_code >> self.m, int(self.has_subnormals)) - self.bias
 
-    @property
+    @functools.cached_property
     def quantum_exponent(self) -> int:
         """Exponent of the smallest quantum: subnormals are multiples of ``2**quantum_exponent``."""
         return self.emin - self.p + 1
@@ -208,32 +208,32 @@ class FloatFormat:
         """Unit roundoff, 2**-p: largest relative error of one rounding to nearest."""
         return math.ldexp(1.0, -self.p)
 
-    @property
+    @functools.cached_property
     def max_finite(self) -> float:
         """Largest finite number."""
-        return self._magnitude(self.max_code)
+        return self.magnitude(self.max_code)
 
-    @property
+    @functools.cached_property
     def min_normal(self) -> float:
         """Smallest positive normal number."""
-        return self._magnitude(1 << self.m if self.has_subnormals else self.min_code)
+        return self.magnitude(1 << self.m if self.has_subnormals else self.min_code)
 
     @property
     def min_subnormal(self) -> float:
         """Smallest positive number; equals ``min_normal`` in a format without subnormals."""
-        return self._magnitude(self.min_code)
+        return self.magnitude(self.min_code)
 
-    @property
+    @functools.cached_property
     def fits_float32(self) -> bool:
         """Whether every value is exact in float32."""
         return self.p <= 24 and self.emax <= 127 and self.quantum_exponent >= -149
 
-    @property
+    @functools.cached_property
     def value_dtype(self) -> np.dtype[Any]:
-        """dtype of decoded values: float32, or float64 where float32 cannot hold the format."""
+        """Type of decoded values: float32, or float64 where float32 cannot hold the format."""
         return np.dtype(np.float32 if self.fits_float32 else np.float64)
 
-    def _magnitude(self, code: int) -> float:
+    def magnitude(self, code: int) -> float:
         """Return the exact value of a finite code without sign."""
         field, fraction = code >> self.m, code & ((1 << self.m) - 1)
         hidden = (1 << self.m) if field or not self.has_subnormals else 0

@@ -1,7 +1,7 @@
 """One number in one format, taken apart exactly: fields, value, neighbours, ulp and rounding error.
 
-Everything here is integers and fractions: ``inspect`` needs no compiled kernel, so it answers at once, and it is a
-second, independent way to the codes that ``encode`` gives.
+Everything here is integers and fractions: ``inspect`` needs no compiled kernel, so it answers at
+once, and it is a second, independent way to the codes that ``encode`` gives.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def inspect(value: NumberLike | None = None, fmt: FormatLike | None = None, *, c
 
     Notes
     -----
-    Overflow gives infinity; in a format without infinity NaN, and without either the largest finite number, as
-    ``encode`` does by default. A number below zero is NaN in a format without sign, unless it rounds to zero.
+    Overflow follows the format's standard, as ``encode`` does by default: infinity, else NaN, else the largest finite
+    number. A number below zero is NaN in a format without sign, unless it rounds to zero.
 
     Examples
     --------
@@ -309,10 +309,11 @@ def _overflowed(negative: bool, fmt: FloatFormat) -> int:
     """Return the code that an infinity, or a number too large, becomes."""
     if negative and not fmt.signed:
         return _nan(negative, fmt)
-    if fmt.inf_code is None and fmt.nan_code is not None:
+    if fmt.saturates or (fmt.inf_code is None and fmt.nan_code is None):
+        return fmt.max_code | (fmt.sign_code if negative else 0)
+    if fmt.inf_code is None:
         return _nan(negative, fmt)
-    largest = fmt.max_code if fmt.inf_code is None else fmt.inf_code
-    return largest | (fmt.sign_code if negative else 0)
+    return fmt.inf_code | (fmt.sign_code if negative else 0)
 
 
 def _nan(negative: bool, fmt: FloatFormat) -> int:
@@ -417,12 +418,13 @@ def _explain(x: Inspection) -> str:
     magnitude = x.code & f.last_code
     rounded, exact = abs(Fraction(x.value)), abs(x.given)
     if magnitude == 0 and rounded > exact:
-        return f"{given} lies below the least number of {f}, {x.text}."
+        return f"{given} lies below the least number of {f}, 2^{floor_log2(rounded)}."
     other = _finite(magnitude + (1 if rounded < exact else -1), f)
-    low, high = (decimal_text(v, 17) for v in sorted([sign * rounded, sign * other]))
+    low, high = (decimal_text(v, 20) for v in sorted([sign * rounded, sign * other]))
     if x.tie:
         return f"{given} lies exactly half-way between {low} and {high}; the even code is taken: {x.text}."
     nearer = "first" if (rounded < other) == (sign > 0) else "second"
-    beyond = " The other would be infinite." if magnitude == f.max_code and rounded < exact else ""
+    out_of_range = "would be infinite" if f.inf_code is not None else "is out of range"
+    beyond = f" The other {out_of_range}." if magnitude == f.max_code and rounded < exact else ""
     underflow = " It underflows to zero." if x.underflow else ""
     return f"{given} lies between {low} and {high}; the {nearer} is nearer.{beyond}{underflow}"

@@ -18,8 +18,8 @@ class _Choice(enum.StrEnum):
         try:
             return cls(name)
         except ValueError:
-            near = difflib.get_close_matches(str(name), list(cls), n=1, cutoff=0.4)
-            hint = f"did you mean {near[0].value!r}? " if near else ""
+            near = difflib.get_close_matches(str(name), [choice.value for choice in cls], n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(f"{argument} is {name!r}: {hint}it must be one of {', '.join(cls)}") from None
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.counters import Counters
-from mpsim.encoding import as_source, convert, decode, encode, output_array
-from mpsim.formats import FormatLike, get_format
+from mpsim.encoding import as_source, decode, encode, output_array, plan_for, run
+from mpsim.formats import FormatLike
 from mpsim.modes import Overflow, Rounding
 
 __all__ = ["Counters", "Overflow", "Rounding", "round_to"]
@@ -56,17 +55,15 @@ def round_to(
 
     Examples
     --------
-    >>> round_to(np.array([1 + 2**-11, 65519.0, 65520.0, 1e-8]), "fp16")
+    >>> round_to([1 + 2**-11, 65519.0, 65520.0, 1e-8], "fp16")
     array([1.0000e+00, 6.5504e+04,        inf, 0.0000e+00])
     """
-    f = get_format(fmt)
     source = as_source(x)
-    narrow = source.dtype == np.float32 and f.fits_float32
-    result = output_array(out, source.shape, np.dtype(np.float32 if narrow else np.float64))
-    if narrow and not f.has_subnormals:
+    plan = plan_for(fmt, source.itemsize, False, rounding, overflow, flush_subnormals, counters is not None)
+    if plan.fmt.fits_float32 and plan.width > 8 * source.itemsize:
         # Numbers subnormal in float32 may be normal here: go through float64 words and the code.
-        codes = encode(source, f, rounding, overflow, flush_subnormals, counters)
-        return decode(codes, f, out=result)
-    width = 32 if narrow else 64
-    convert(source, result, f, width, False, rounding, overflow, flush_subnormals, counters)
+        codes = encode(source, plan.fmt, rounding, overflow, flush_subnormals, counters)
+        return decode(codes, plan.fmt, out=output_array(out, source.shape, source.dtype))
+    result = output_array(out, source.shape, plan.dtype)
+    run(plan, source, result, counters)
     return result

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import platformdirs
@@ -50,13 +50,14 @@ def cache_folder() -> Path | None:
 
 def _compile(function: F, **options: Any) -> F:
     folder = cache_folder()
+    njit: Any = numba.njit
     if folder is None:
-        return numba.njit(**options)(function)
+        return cast(F, njit(**options)(function))
     # Numba reads CACHE_DIR once, when the function is decorated; other users of Numba keep their own.
     before = _config.CACHE_DIR
     _config.CACHE_DIR = str(folder)
     try:
-        return numba.njit(cache=True, **options)(function)
+        return cast(F, njit(cache=True, **options)(function))
     finally:
         _config.CACHE_DIR = before
 

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numba
 
 __all__ = ["in_ranges"]
 
+_config: Any = numba.config  # its attributes are made at run time
 _pool: ThreadPoolExecutor | None = None
 
 
@@ -37,12 +39,12 @@ def in_ranges(task: Callable[[int, int], None], size: int, at_least: int) -> Non
         Smallest range worth a thread; up to this size ``task`` runs in the calling thread.
     """
     global _pool
-    threads = numba.get_num_threads()
-    if threads == 1 or size <= at_least:
+    threads = numba.get_num_threads() if size > at_least else 1
+    if threads == 1:
         task(0, size)
         return
     if _pool is None:
-        _pool = ThreadPoolExecutor(numba.config.NUMBA_NUM_THREADS, thread_name_prefix="mpsim")
+        _pool = ThreadPoolExecutor(_config.NUMBA_NUM_THREADS, thread_name_prefix="mpsim")
     step = max(-(-size // threads), at_least)
     starts = range(0, size, step)
     list(_pool.map(lambda start: task(start, min(start + step, size)), starts))

@@ -2,30 +2,29 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mpsim_kernels._jit import kernel
 
-__all__ = ["CodeLayout", "make_decoder"]
+__all__ = ["LAYOUT", "make_decoder"]
 
 
-class CodeLayout(NamedTuple):
-    """Where a code keeps its fields, and which codes are special (codes as np.uint64)."""
-
-    m: int
-    bias: int
-    has_subnormals: bool
-    sign: np.uint64
-    """The sign bit; 0 in an unsigned format."""
-    inf: np.uint64
-    """Code of +infinity; larger than any code if there is none."""
-    nan_from: np.uint64
-    """Codes whose magnitude is at least this are NaN."""
-    nan_code: np.uint64
-    """One more code that is NaN; larger than any code if there is none."""
-    nan_has_sign: bool
+LAYOUT = np.dtype(
+    [
+        ("m", np.uint64),  # fraction bits
+        ("bias", np.int64),
+        ("has_subnormals", np.bool_),
+        ("has_zero", np.bool_),
+        ("nan_has_sign", np.bool_),
+        ("sign", np.uint64),  # the sign bit; 0 in an unsigned format
+        ("inf", np.uint64),  # code of +infinity; larger than any code if there is none
+        ("nan_from", np.uint64),  # codes whose magnitude is at least this are NaN
+        ("nan_code", np.uint64),  # one more code that is NaN; larger than any code if there is none
+    ]
+)
+"""Where a code keeps its fields, and which codes are special; kernels take an array of one such record."""
 
 
 @functools.cache
@@ -45,9 +44,11 @@ def make_decoder(width: int) -> Callable[..., None]:
     ZERO, ONE = np.uint64(0), np.uint64(1)
 
     @kernel
-    def decoder(codes: Any, out: Any, layout: CodeLayout) -> None:
-        m, bias = np.uint64(layout.m), np.int64(layout.bias)
-        sign, inf, nan_from, nan_code = layout.sign, layout.inf, layout.nan_from, layout.nan_code
+    def decoder(codes: Any, out: Any, layout: Any) -> None:
+        fields = layout[0]
+        m, bias = fields["m"], fields["bias"]
+        has_subnormals, has_zero, nan_has_sign = fields["has_subnormals"], fields["has_zero"], fields["nan_has_sign"]
+        sign, inf, nan_from, nan_code = fields["sign"], fields["inf"], fields["nan_from"], fields["nan_code"]
         up = np.uint64(F) - m
         for i in range(codes.size):
             code = np.uint64(codes[i])
@@ -56,7 +57,7 @@ def make_decoder(width: int) -> Callable[..., None]:
             field = np.int64(magnitude >> m)
             fraction = np.uint64((magnitude & np.uint64((ONE << m) - ONE)) << up)
             e = np.int64(field - bias)
-            if field == 0 and layout.has_subnormals:
+            if field == 0 and has_subnormals:
                 # Slide the fraction up to the hidden bit; at most m steps.
                 e = np.int64(1 - bias)
                 while fraction != ZERO and fraction < HIDDEN:
@@ -66,13 +67,13 @@ def make_decoder(width: int) -> Callable[..., None]:
             word = np.uint64(np.uint64(max(e + BIAS, np.int64(1))) << np.uint64(F)) | fraction
             if e + BIAS < 1:  # subnormal in the float as well: exact, for the float holds every value
                 word = np.uint64((fraction | HIDDEN) >> np.uint64(np.int64(1) - (e + BIAS)))
-            if magnitude == ZERO and layout.has_subnormals:
+            if magnitude == ZERO and has_zero:
                 word = ZERO
             if magnitude == inf:
                 word = INF
             if magnitude >= nan_from or code == nan_code:
                 word = np.uint64(INF | QUIET)
-                negative = negative if layout.nan_has_sign else ZERO
+                negative = negative if nan_has_sign else ZERO
             out[i] = U(word | np.uint64(negative << TOP))
 
     return decoder

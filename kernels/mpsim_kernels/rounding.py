@@ -1,6 +1,6 @@
 """Round float32 or float64 words to a format, once, on integers alone.
 
-One loop serves every format: the format's numbers come in as a `Grid`, so nothing is compiled anew for
+One loop serves every format: the format's numbers come in as a `GRID` record, so nothing is compiled anew for
 another format. What shapes the loop - the width of the source, the rounding mode, whether codes or values
 come out, whether events are counted - is fixed when a loop is made.
 
@@ -10,13 +10,13 @@ result, and signalling NaNs pass unharmed.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mpsim_kernels._jit import kernel
 
-__all__ = ["EVENTS", "MODES", "Grid", "make_rounder"]
+__all__ = ["EVENTS", "GRID", "MODES", "make_rounder"]
 
 MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "to-odd")
 """Rounding modes in the order of their numbers."""
@@ -34,45 +34,37 @@ EVENTS = (
 """What a counting loop adds up, in the order of its ``counts``."""
 
 
-class Grid(NamedTuple):
-    """A format as seen from one kind of source word.
+GRID = np.dtype(
+    [
+        ("m", np.int32),  # fraction bits of the format
+        ("bias", np.int32),  # its exponent bias, one more in a format without subnormals
+        ("signed", np.bool_),
+        ("has_zero", np.bool_),
+        ("has_nan", np.bool_),
+        ("offset", np.uint64),  # 2**m in a format without subnormals: as if it had one binade more below; else 0
+        ("sign", np.uint64),  # pattern of the sign bit
+        ("minus_zero", np.uint64),  # pattern of a negative result that rounds to zero
+        ("min_pattern", np.uint64),  # pattern of the smallest positive number
+        ("min_normal", np.uint64),  # pattern of the smallest normal number
+        ("max_pattern", np.uint64),  # pattern of the largest finite number
+        ("over_plus", np.uint64),  # patterns of overflows
+        ("over_minus", np.uint64),
+        ("inf_plus", np.uint64),  # patterns that infinities give
+        ("inf_minus", np.uint64),
+        ("nan_plus", np.uint64),  # patterns that NaNs give
+        ("nan_minus", np.uint64),
+        ("flush_plus", np.uint64),  # source words below which a result is tiny and flushed to zero; 0 keeps subnormals
+        ("flush_minus", np.uint64),
+        ("gap_end", np.uint64),  # source word of the smallest number, in a format without subnormals; else 0
+        ("gap_plus", np.uint64),  # source words from which a number below gap_end goes up to the smallest number
+        ("gap_minus", np.uint64),
+    ]
+)
+"""A format as seen from one kind of source word; kernels take an array of one such record.
 
-    A *pattern* is what the loop writes: a code, or the word of a float of the source's width. Patterns
-    without sign grow with the magnitude that they stand for, so they compare as the values do. Patterns and
-    source words are np.uint64, whatever the width.
-    """
-
-    m: int
-    """Fraction bits of the format."""
-    bias: int
-    """Exponent bias of the format, one more in a format without subnormals."""
-    offset: np.uint64
-    """``2**m`` in a format without subnormals: as if one binade had been put below the others; else 0."""
-    signed: bool
-    has_zero: bool
-    has_nan: bool
-    sign: np.uint64
-    """Pattern of the sign bit."""
-    minus_zero: np.uint64
-    """Pattern of a negative result that rounds to zero."""
-    min_pattern: np.uint64
-    """Pattern of the smallest positive number."""
-    min_normal: np.uint64
-    """Pattern of the smallest normal number."""
-    max_pattern: np.uint64
-    """Pattern of the largest finite number."""
-    over: tuple[np.uint64, np.uint64]
-    """Patterns of a positive and of a negative overflow."""
-    inf: tuple[np.uint64, np.uint64]
-    """Patterns that +infinity and -infinity give."""
-    nan: tuple[np.uint64, np.uint64]
-    """Patterns that a NaN with sign 0 and 1 gives."""
-    flush_below: tuple[np.uint64, np.uint64]
-    """Source words, by sign, below which a result is tiny and flushed to zero; 0 keeps subnormals."""
-    gap_end: np.uint64
-    """Source word of the smallest number, in a format without subnormals; 0 elsewhere."""
-    gap_up: tuple[np.uint64, np.uint64]
-    """Source words, by sign, from which a number below ``gap_end`` goes up to the smallest number."""
+A *pattern* is what the loop writes: a code, or the word of a float of the source's width. Patterns without
+sign grow with the magnitude that they stand for, so they compare as the values do.
+"""
 
 
 @functools.cache
@@ -99,7 +91,6 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool) -> Callable[
     """
     U: Any = np.uint32 if width == 32 else np.uint64
     F = U(23 if width == 32 else 52)
-    TOP = U(width - 1)
     HIDDEN = U(1 << int(F))
     FRACTION = U((1 << int(F)) - 1)
     INF = U((2 ** (width - 1 - int(F)) - 1) << int(F))
@@ -108,16 +99,17 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool) -> Callable[
     ZERO, ONE = U(0), U(1)
 
     @kernel
-    def rounder(x: Any, out: Any, grid: Grid, counts: Any) -> None:
-        m, bias, offset = np.int32(grid.m), np.int32(grid.bias), U(grid.offset)
-        sign, minus_zero = U(grid.sign), U(grid.minus_zero)
-        min_pattern, min_normal, max_pattern = U(grid.min_pattern), U(grid.min_normal), U(grid.max_pattern)
-        over_plus, over_minus = U(grid.over[0]), U(grid.over[1])
-        inf_plus, inf_minus = U(grid.inf[0]), U(grid.inf[1])
-        nan_plus, nan_minus = U(grid.nan[0]), U(grid.nan[1])
-        flush_plus, flush_minus = U(grid.flush_below[0]), U(grid.flush_below[1])
-        gap_end, gap_plus, gap_minus = U(grid.gap_end), U(grid.gap_up[0]), U(grid.gap_up[1])
-        signed, has_zero, has_nan = grid.signed, grid.has_zero, grid.has_nan
+    def rounder(x: Any, out: Any, grid: Any, counts: Any) -> None:
+        g = grid[0]
+        m, bias, offset = g["m"], g["bias"], U(g["offset"])
+        signed, has_zero, has_nan = g["signed"], g["has_zero"], g["has_nan"]
+        sign, minus_zero = U(g["sign"]), U(g["minus_zero"])
+        min_pattern, min_normal, max_pattern = U(g["min_pattern"]), U(g["min_normal"]), U(g["max_pattern"])
+        over_plus, over_minus = U(g["over_plus"]), U(g["over_minus"])
+        inf_plus, inf_minus = U(g["inf_plus"]), U(g["inf_minus"])
+        nan_plus, nan_minus = U(g["nan_plus"]), U(g["nan_minus"])
+        flush_plus, flush_minus = U(g["flush_plus"]), U(g["flush_minus"])
+        gap_end, gap_plus, gap_minus = U(g["gap_end"]), U(g["gap_plus"]), U(g["gap_minus"])
         keep = np.int32(F) - m
         deepest = np.int32(F) + np.int32(2)
         zeros = underflows = subnormals = overflows = U(0)
@@ -191,8 +183,8 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool) -> Callable[
                 saturations = U(saturations + U(((nonzero and overflow) or infinite) and clamped))
                 inexacts = U(inexacts + U(nonzero and lost))
                 nans = U(nans + U(is_nan))
-                made = has_nan and not is_nan and (result == nan_plus or result == nan_minus)
-                nans_made = U(nans_made + U(made))
+                made = (result == nan_plus) | (result == nan_minus)
+                nans_made = U(nans_made + U(has_nan and not is_nan and made))
 
         if counted:
             counts[0] += zeros

@@ -1,0 +1,280 @@
+"""Whole matrix products through fused dot products: picks the fast path where its conditions hold.
+
+The fast path, `mpsim_kernels.panels`, knows only finite numbers of moderate size. What it cannot hold is put
+aside before and set right after: an infinity or a NaN decides an output wherever it stands, and an accumulator that
+is far below every product survives only where there is no product.
+"""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim_kernels._jit import kernel
+from mpsim_kernels._threads import in_ranges
+from mpsim_kernels.fused_dot import NAN_WORD, FusedDot, fused_rows, split_floats
+from mpsim_kernels.panels import OVERFLOWN, ZERO_EXPONENT, PanelNumbers, make_panel_rows, pack, survey
+
+__all__ = ["Operand", "fused_gemm"]
+
+Words: TypeAlias = NDArray[np.int32]
+
+_MAGNITUDE, _INF = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+_PANEL = 512  # columns; a block of 8 rows of B and a row of accumulators fit the first-level cache
+_WORK = 1 << 21  # multiplications worth a thread
+_PLUS, _MINUS, _NAN = np.uint8(1), np.uint8(2), np.uint8(4)
+
+
+class Operand(NamedTuple):
+    """What the kernels must know about an operand's format."""
+
+    p: int
+    """Significand bits, the hidden bit included."""
+    emin: int
+    """Exponent of subnormals, which stay unnormalised."""
+
+
+class _Window(NamedTuple):
+    """Where the exponents of one product of matrices lie."""
+
+    base_a: int
+    base_b: int
+    """What is subtracted from the exponents so that they fit a signed byte."""
+    lowest: int
+    """Exponent to which terms are aligned at least."""
+
+
+def fused_gemm(
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32] | None,
+    unit: FusedDot,
+    operands: tuple[Operand, Operand],
+) -> NDArray[np.float32]:
+    """Return ``a @ b + c`` as a unit of fused dot products computes it.
+
+    Parameters
+    ----------
+    a : float32 [M, K]
+    b : float32 [K, N]
+        Values of the formats that ``operands`` describes, in any layout.
+    c : float32 [M, N] or None
+        Values of the result's format; None is zero.
+    unit : FusedDot
+    operands : pair of Operand
+
+    Returns
+    -------
+    d : float32 [M, N], contiguous
+        Every NaN is the word 0x7FFFFFFF. K = 0 counts as one block without products.
+    """
+    words_a, words_b = _words(a), _words(b)
+    words_c = None if c is None else _words(c)
+    seen_a, seen_b = survey(words_a.reshape(-1)), survey(words_b.reshape(-1))
+    window = _window(seen_a[:2], seen_b[:2], unit, operands)
+    if window is None:
+        return _general(words_a, words_b, words_c, unit, operands)
+    starts, small, odd = _starts(words_c, window, unit)
+    d = _fast(words_a, words_b, starts, unit, operands, window)
+    if unit.nearest:
+        d[(d & _MAGNITUDE) == OVERFLOWN.view(np.int32)] ^= OVERFLOWN.view(np.int32) ^ _INF
+    if small is not None and words_c is not None:
+        untouched = small & (d == starts)
+        d[untouched] = _without_products(words_c[untouched], unit)
+    if odd is not None or not (seen_a[2] and seen_b[2]):
+        _set_specials(d, words_a, words_b, words_c, unit, operands)
+    return d.view(np.float32)
+
+
+def _words(x: NDArray[np.float32]) -> Words:
+    """Return the words of a float32 matrix, contiguous and writeable, so that kernels are compiled once."""
+    x = np.ascontiguousarray(x, dtype=np.float32)
+    return (x if x.flags.writeable else x.copy()).view(np.int32)
+
+
+def _window(
+    seen_a: tuple[int, int], seen_b: tuple[int, int], unit: FusedDot, operands: tuple[Operand, Operand]
+) -> _Window | None:
+    """Return where the exponents lie, or None where the fast path does not hold them.
+
+    ``seen`` are the smallest and largest biased exponents of the nonzero numbers.
+    """
+    length, bits = unit.block_length, unit.fraction_bits
+    if not (length in (4, 8) and _sums_fit(unit, 31)) and not (length % 16 == 0 and _sums_fit(unit, 32)):
+        return None
+    if sum(operand.p for operand in operands) > 24:
+        return None  # products would not be exact
+    if min(seen_a[0], seen_b[0]) == 0:
+        return None  # float32 subnormals, which the processor may take for zero
+    # A matrix of zeros has no exponents: any will do.
+    low_a, high_a = (max(x - 127, operands[0].emin) for x in (seen_a if seen_a[1] else (127, 127)))
+    low_b, high_b = (max(x - 127, operands[1].emin) for x in (seen_b if seen_b[1] else (127, 127)))
+    # An accumulator below this cannot reach the aligned sum of any product.
+    lowest = max(unit.floor, low_a + low_b - bits - 3)
+    high_a = max(high_a, lowest - high_b)
+    base_a, base_b = high_a - 63, high_b - 63
+    # The sum with a packed zero must stay below; the power of two of the alignment must be a normal float32 and
+    # so must its inverse; and no product may reach a huge accumulator, so that a float32 cannot overflow.
+    fits = lowest - base_a - base_b >= ZERO_EXPONENT + 63 and lowest >= bits - 126 and high_a + high_b <= 60
+    if unit.nearest:
+        fits = fits and unit.emin - (unit.p - 1) - (lowest - bits) <= 30  # shifts of 32-bit words
+    elif unit.emin != -126 or unit.emax != 127:
+        fits = False
+    return _Window(base_a, base_b, lowest) if fits else None
+
+
+def _sums_fit(unit: FusedDot, bits: int) -> bool:
+    """Return whether the magnitude of a block's sum fits ``bits`` bits; products are below 4, accumulators below 2."""
+    return ((4 * unit.block_length + 2) << unit.fraction_bits) < 1 << bits
+
+
+def _starts(
+    words_c: Words | None, window: _Window, unit: FusedDot
+) -> tuple[Words | None, NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
+    """Return accumulators that the fast path can hold, and which stand for small and for special ones.
+
+    A small accumulator, under the alignment of every product, is replaced by ``2**lowest``. That too is cut
+    away by the first product; it is found again only where there is none, for other results are multiples of
+    a larger power of two.
+    """
+    if words_c is None:
+        return None, None, None
+    smallest, _, finite = survey(words_c.reshape(-1))
+    least = np.int32((window.lowest + 127) << 23)
+    has_small = window.lowest > unit.floor and smallest < window.lowest + 127
+    if finite and not has_small:
+        return words_c, None, None
+    magnitude = words_c & _MAGNITUDE
+    special = magnitude >= _INF
+    small = (magnitude != 0) & (magnitude < least)
+    starts = np.where(special, np.int32(0), np.where(small & has_small, least, words_c))
+    return starts, (small if has_small else None), (None if finite else special)
+
+
+def _fast(
+    words_a: Words,
+    words_b: Words,
+    starts: Words | None,
+    unit: FusedDot,
+    operands: tuple[Operand, Operand],
+    window: _Window,
+) -> Words:
+    """Return the words of the results of finite inputs."""
+    (m, k), n = words_a.shape, words_b.shape[1]
+    depth = max(-(-k // unit.block_length), 1) * unit.block_length
+    panels = max(-(-n // _PANEL), 1)
+    width = -(-max(n, 1) // (panels * 16)) * 16
+    values_a, exponents_a = np.empty((1, m, depth), np.int32), np.empty((1, m, depth), np.int8)
+    values_b, exponents_b = np.empty((panels, depth, width), np.int32), np.empty((panels, depth, width), np.int8)
+    pack(words_a, operands[0].emin, window.base_a, values_a, exponents_a)
+    pack(words_b, operands[1].emin, window.base_b, values_b, exponents_b)
+    floats_a, floats_b = values_a[0].view(np.float32), values_b.view(np.float32)
+    acc = np.zeros((m, panels * width), np.int32)
+    if starts is not None:
+        acc[:, :n] = starts
+    floats = acc.view(np.float32)
+    base = window.base_a + window.base_b
+    panel_rows = make_panel_rows(unit.block_length, unit.nearest)
+    numbers = PanelNumbers(
+        *map(
+            np.int32,
+            (unit.fraction_bits, window.lowest - base, base + 127, unit.emin + 127, unit.p, unit.emax + 128),
+        )
+    )
+
+    def task(start: int, stop: int) -> None:
+        panel_rows(floats_a[start:stop], exponents_a[0, start:stop], floats_b, exponents_b, floats[start:stop], numbers)
+
+    in_ranges(task, m, max(_WORK // (depth * panels * width), 1))
+    return np.ascontiguousarray(acc[:, :n])
+
+
+def _general(
+    words_a: Words, words_b: Words, words_c: Words | None, unit: FusedDot, operands: tuple[Operand, Operand]
+) -> NDArray[np.float32]:
+    """Return the results of any inputs, on 64-bit integers."""
+    shape = words_a.shape[0], words_b.shape[1]
+    a, ea = _split(words_a, operands[0])
+    b, eb = _split(np.ascontiguousarray(words_b.T), operands[1])
+    c = (np.zeros(shape, np.int32) if words_c is None else words_c).view(np.uint32)
+    d = np.empty(shape, np.uint32)
+
+    def task(start: int, stop: int) -> None:
+        fused_rows(a[start:stop], ea[start:stop], b, eb, c[start:stop], d[start:stop], unit)
+
+    in_ranges(task, shape[0], max((_WORK >> 5) // max(b.size, 1), 1))
+    return d.view(np.float32)
+
+
+def _split(words: Words, operand: Operand) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
+    sigs, exponents = np.empty(words.shape, np.int32), np.empty(words.shape, np.int16)
+    split_floats(words.reshape(-1).view(np.uint32), operand.emin, sigs.reshape(-1), exponents.reshape(-1))
+    return sigs, exponents
+
+
+def _without_products(words_c: Words, unit: FusedDot) -> Words:
+    """Return what becomes of accumulators (words, 1-D) in blocks without products."""
+    nothing = np.empty((1, 0), np.float32).view(np.int32)
+    columns = np.empty((0, words_c.size), np.float32).view(np.int32)
+    anything = Operand(24, -126)
+    return _general(nothing, columns, words_c[None, :], unit, (anything, anything))[0].view(np.int32)
+
+
+def _set_specials(
+    d: Words,
+    words_a: Words,
+    words_b: Words,
+    words_c: Words | None,
+    unit: FusedDot,
+    operands: tuple[Operand, Operand],
+) -> None:
+    """Set the outputs that an infinity or a NaN decides; ``d`` has the results of the finite products."""
+    marks = np.zeros(d.shape, np.uint8)
+    if words_c is not None:
+        magnitude = words_c & _MAGNITUDE
+        marks[magnitude == _INF] = _PLUS
+        marks[words_c == _INF | np.int32(-(1 << 31))] = _MINUS
+        marks[magnitude > _INF] = _NAN
+    from_c = marks != 0
+    odd_rows = ((words_b & _MAGNITUDE) >= _INF).any(axis=1)
+
+    def task(start: int, stop: int) -> None:
+        _mark(words_a[start:stop], words_b, odd_rows, marks[start:stop])
+
+    in_ranges(task, d.shape[0], max(_WORK // max(words_b.size, 1), 1))
+    marked = marks != 0
+    # A sum that overflowed meets an infinity of the other sign: which came first decides.
+    sign_of = np.where(marks == _MINUS, np.int32(-(1 << 31)), np.int32(0))
+    late = marked & ~from_c & ((d & _MAGNITUDE) == _INF) & ((d & ~_MAGNITUDE) != sign_of) & (marks < 3)
+    d[marked] = sign_of[marked] | _INF
+    d[(marks >= 3)] = np.int32(NAN_WORD)
+    if late.any():
+        rows, columns = np.flatnonzero(late.any(axis=1)), np.flatnonzero(late.any(axis=0))
+        place = np.ix_(rows, columns)
+        c = None if words_c is None else words_c[place]
+        exact = _general(words_a[rows], words_b[:, columns], c, unit, operands).view(np.int32)
+        d[place] = np.where(late[place], exact, d[place])
+
+
+@kernel
+def _mark(a: Any, b: Any, odd_rows: Any, marks: Any) -> None:
+    """Mark which infinities and NaNs the products of each output have.
+
+    ``a`` int32 [M, K] and ``b`` int32 [K, N] are words of float32; ``odd_rows`` bool [K] says which rows of ``b``
+    have infinities or NaNs; ``marks`` uint8 [M, N] gains bits.
+    """
+    for i in range(a.shape[0]):
+        mark = marks[i]
+        for k in range(a.shape[1]):
+            x = np.int32(a[i, k])
+            mx = np.int32(x & _MAGNITUDE)
+            if mx < _INF and not odd_rows[k]:
+                continue
+            row = b[k]
+            for j in range(mark.size):
+                y = np.int32(row[j])
+                my = np.int32(y & _MAGNITUDE)
+                infinite = mx == _INF or my == _INF
+                nan = mx > _INF or my > _INF or (infinite and (mx == 0 or my == 0))
+                sign = _MINUS if np.int32(x ^ y) < 0 else _PLUS
+                mark[j] |= _NAN if nan else (sign if infinite else np.uint8(0))

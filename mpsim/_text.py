@@ -1,0 +1,389 @@
+"""How the command line shows things: tables and panels on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mpsim.exact import decimal_text, floor_log2, power_of_two
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpsim.experiments import Claim
+    from mpsim.formats import FloatFormat
+    from mpsim.inspect import Inspection
+    from mpsim.units import MatrixUnit
+
+__all__ = [
+    "claims_table",
+    "format_dict",
+    "format_panel",
+    "formats_table",
+    "inspection_panel",
+    "inspections_table",
+    "print_json",
+    "show",
+    "table",
+    "units_legend",
+    "units_table",
+]
+
+_SIGN, _EXPONENT, _FRACTION = "bold magenta", "bold cyan", "bold yellow"
+_PIPE = 100_000  # a pipe has no width: nothing is wrapped or cut
+
+
+def show(*parts: RenderableType) -> None:
+    """Print to standard output: styled and as wide as the terminal, or plain and uncut into a pipe."""
+    console = Console(highlight=False, emoji=False)
+    if console.is_terminal:
+        console.print(*parts, sep="\n")
+        return
+    console.width = _PIPE
+    with console.capture() as capture:
+        console.print(*parts, sep="\n")
+    print("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+
+
+def print_json(data: Any) -> None:
+    """Print JSON; NaN and infinities are not JSON, so they come as strings."""
+    print(json.dumps(_plain(data), indent=2, allow_nan=False))
+
+
+def _plain(data: Any) -> Any:
+    match data:
+        case dict():
+            return {str(key): _plain(value) for key, value in data.items()}
+        case list() | tuple():
+            return [_plain(value) for value in data]
+        case float() if data - data != 0:
+            return str(data)
+        case None | bool() | int() | float() | str():
+            return data
+        case _ if hasattr(data, "item"):
+            return _plain(data.item())
+        case _:
+            return str(data)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], numeric: Sequence[str] = (), title: str = "") -> Table:
+    """Return a table with a ruled header; columns named in ``numeric`` are aligned to the right."""
+    result = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), title=title or None, title_justify="left"
+    )
+    for column in columns:
+        result.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return result
+
+
+def _is_terminal() -> bool:
+    return Console().is_terminal
+
+
+def _width() -> int:
+    console = Console()
+    return console.width if console.is_terminal else _PIPE
+
+
+# Formats.
+
+
+def formats_table(formats: Sequence[FloatFormat]) -> RenderableType:
+    """Return the catalogue, a line for each format."""
+    columns = ("format", "s-e-f", "bias", "largest", "min normal", "min", "inf", "nan", "-0")
+    rows = [
+        (
+            Text(f.name, "bold"),
+            f"{int(f.signed)}-{f.w}-{f.m}",
+            f.bias,
+            f"{f.max_finite:.6g}",
+            _power(f.min_normal),
+            _power(f.min_subnormal),
+            *(
+                "yes" if fact else "no"
+                for fact in (f.inf_code is not None, f.nan_code is not None, f.has_negative_zero)
+            ),
+        )
+        for f in formats
+    ]
+    return table(columns, rows, numeric=("bias", "largest"))
+
+
+def format_dict(f: FloatFormat) -> dict[str, Any]:
+    """Return the facts of a format as JSON types."""
+    return {
+        "name": f.name,
+        "aliases": list(f.aliases),
+        "bits": f.bits,
+        "signed": f.signed,
+        "exponent_bits": f.w,
+        "fraction_bits": f.m,
+        "p": f.p,
+        "bias": f.bias,
+        "emin": f.emin,
+        "emax": f.emax,
+        "max_finite": f.max_finite,
+        "min_normal": f.min_normal,
+        "min_subnormal": f.min_subnormal,
+        "eps": f.eps,
+        "specials": str(f.specials),
+        "has_subnormals": f.has_subnormals,
+        "has_zero": f.has_zero,
+        "has_negative_zero": f.has_negative_zero,
+        "inf_code": f.inf_code,
+        "nan_code": f.nan_code,
+        "max_code": f.max_code,
+        "source": f.source,
+    }
+
+
+def format_panel(f: FloatFormat) -> RenderableType:
+    """Return all that is known of one format."""
+
+    def code(value: int | None) -> str:
+        return "none" if value is None else f"0x{value:0{(f.bits + 3) // 4}x}"
+
+    overflow = "the largest number" if f.saturates or (f.inf_code is None and f.nan_code is None) else "NaN"
+    rows: list[tuple[str, str | Text]] = [
+        ("also called", ", ".join(f.aliases) or "-"),
+        ("layout", _layout(f)),
+        ("precision", f"p = {f.p} bits, eps = {_power(f.eps)}"),
+        ("exponents", f"{f.emin} to {f.emax}, bias {f.bias}"),
+        ("largest", f"{_exact(f.max_finite)}  (code {code(f.max_code)})"),
+        ("min normal", f"{_power(f.min_normal)} = {_short(f.min_normal)}"),
+        ("min", f"{_power(f.min_subnormal)} = {_short(f.min_subnormal)}" + ("" if f.has_subnormals else ", normal")),
+        ("zero", ("+0 and -0" if f.has_negative_zero else "+0 only") if f.has_zero else "none"),
+        ("infinity", code(f.inf_code)),
+        ("NaN", code(f.nan_code) + (" and others" if f.specials == "ieee" else "")),
+        ("overflow gives", overflow if f.inf_code is None or f.saturates else "infinity"),
+        ("source", f.source),
+    ]
+    if f.bits <= 4:
+        values = [decimal_text(Fraction(f.magnitude(c))) for c in range(f.max_code + 1)]
+        rows.insert(-1, ("values", ("±" if f.signed else "") + ", ".join(values)))
+    return _card(f.name, _facts(rows))
+
+
+def _layout(f: FloatFormat) -> Text:
+    parts = [(f"{f.w} exponent", _EXPONENT), (f"{f.m} fraction", _FRACTION)]
+    if f.signed:
+        parts.insert(0, ("1 sign", _SIGN))
+    return Text(f"{f.bits} bits: ") + Text(", ").join(Text(text, style) for text, style in parts)
+
+
+# Numbers taken apart.
+
+
+def inspections_table(items: Sequence[Inspection]) -> RenderableType:
+    """Return one number in several formats, a line for each."""
+    width = _width()
+    digits = 60 if width >= 175 else 20 if width >= 100 else 13
+    columns = ["format", "bits", "value", "error", "ulps", ""]
+    rows = [
+        (
+            Text(x.format.name, "bold"),
+            Text("" if x.format.signed else "  ") + _bits(x, 64 if width >= 140 else 10),
+            Text(_cut(x, digits), _note_style(_note(x))),
+            "" if x.error is None else _scientific(x.error),
+            "" if x.error_ulps is None else _ulps(x.error_ulps),
+            Text(_note(x), _note_style(_note(x))),
+        )
+        for x in items
+    ]
+    shown = len(columns) if width >= 100 else -1  # a narrow terminal has the notes in colour only
+    return table(columns[:shown], [row[:shown] for row in rows], numeric=("value", "error", "ulps"))
+
+
+def inspection_panel(x: Inspection) -> RenderableType:
+    """Return one number in one format: what each field says, the neighbours, the error and why."""
+    f = x.format
+    rows: list[tuple[str, str | Text]] = [
+        ("code", x.hex),
+        ("bits", _bits(x, 64)),
+        ("", _legend(x)),
+        ("class", x.kind + (", negative" if x.negative and x.kind != "normal" else "")),
+    ]
+    if x.e is not None and x.sig is not None:
+        field = f"field {x.exponent_field}"
+        meaning = f"{field} - bias {f.bias} = {x.e}" if x.kind == "normal" else f"{field}: least exponent, {x.e}"
+        rows += [
+            ("exponent", meaning),
+            ("significand", f"{x.significand} in binary = {x.sig}" + (f" / 2^{f.m}" if f.m else "")),
+            ("value", f"{x.text} = {'-' if x.negative else ''}{x.sig} * 2^{x.e - f.m}"),
+        ]
+    else:
+        rows += [("exponent", f"field {x.exponent_field}"), ("value", x.text)]
+    for name, neighbour in (("next above", x.above), ("next below", x.below)):
+        if neighbour is not None:
+            code = f"0x{neighbour.code:0{(f.bits + 3) // 4}x}"
+            rows.append((name, f"{decimal_text(neighbour.value)}  (code {code})"))
+        elif x.is_finite:
+            rows.append((name, "none"))
+    if x.ulp is not None:
+        rows.append(("ulp", f"{_power(x.ulp)} = {_short(x.ulp)}"))
+    if x.error is not None and x.error_ulps is not None and x.given_text != x.hex:
+        relative = "" if not x.error_relative else f", {_scientific(x.error_relative)} relative"
+        exactly = f"{'+' if x.error > 0 else ''}{decimal_text(x.error, 40)}"
+        rows.append(("error", "0" if x.exact else f"{exactly} = {_ulps(x.error_ulps)} ulp{relative}"))
+    parts: list[RenderableType] = [_facts(rows)]
+    if x.given_text != x.hex:
+        parts += [Text(), Text(x.explanation, _note_style(_note(x)))]
+    return _card(f"{x.given_text} in {f.name}", Group(*parts))
+
+
+def _bits(x: Inspection, longest: int) -> Text:
+    """Return the three fields in three colours; a fraction beyond ``longest`` digits is cut in the middle."""
+    sign, exponent, fraction = x.bits
+    if len(fraction) > longest:
+        fraction = f"{fraction[: longest - 4]}…{fraction[-3:]}"
+    fields = [(sign, _SIGN), (exponent, _EXPONENT), (fraction, _FRACTION)]
+    return Text(" ").join(Text(digits, style) for digits, style in fields if digits)
+
+
+def _legend(x: Inspection) -> Text:
+    """Return a line that names the fields in ``_bits``."""
+    sign, exponent, fraction = x.bits
+    return Text(" ".join(p for p in ("s" * len(sign), "e" * len(exponent), "f" * len(fraction)) if p), "dim")
+
+
+def _note(x: Inspection) -> str:
+    """Return the one thing to know about a result, or nothing."""
+    facts = {
+        "overflow": x.overflow,
+        "underflow": x.underflow,
+        "tie": x.tie,
+        "subnormal": x.kind == "subnormal",
+        "exact": x.exact and isinstance(x.given, Fraction),
+    }
+    return next((note for note, holds in facts.items() if holds), "")
+
+
+def _note_style(note: str) -> str:
+    return {"overflow": "bold red", "underflow": "bold red", "subnormal": "yellow", "exact": "green"}.get(note, "")
+
+
+# Matrix units.
+
+_GRADES = {
+    "A": "recordings of the device replayed bit for bit",
+    "B": "validated on devices by two groups",
+    "C": "validated on devices by one group",
+    "D": "vendor document",
+    "E": "inferred",
+}
+_MODES = {"toward-zero": "RTZ", "nearest-even": "RNE"}
+
+
+def units_table(units: Sequence[MatrixUnit]) -> RenderableType:
+    """Return matrix instructions, a line for each."""
+    columns = ("generation", "instruction", "inputs", "out", "k", "block", "bits", "round", "grade")
+    rows = [
+        (
+            Text(u.architecture, "bold"),
+            u.instruction,
+            u.a if u.a == u.b else f"{u.a} x {u.b}",
+            u.out,
+            *(
+                (u.k, u.block_length, u.fraction_bits, _MODES.get(u.rounding, u.rounding), u.evidence)
+                if u.k
+                else "-----"
+            ),
+        )
+        for u in units
+    ]
+    return table(columns, rows, numeric=("k", "block", "bits"))
+
+
+def units_legend(units: Sequence[MatrixUnit]) -> list[RenderableType]:
+    """Return what the columns mean, and the names of the devices."""
+    devices = {u.architecture: ", ".join(u.devices) for u in units if u.devices}
+    emulated = [u for u in units if u.k]
+    meanings = {
+        "k": "products of one instruction",
+        "block": "products that are summed at once, together with the accumulator",
+        "bits": "fraction bits that are kept when these are aligned to the largest",
+        "round": "how their sum is rounded: RTZ toward zero, RNE to nearest, ties to even",
+    }
+    meanings |= {f"grade {grade}": text for grade, text in _GRADES.items() if grade in {u.evidence for u in emulated}}
+    notes = list(meanings.items()) if emulated else []
+    notes += [("native", "NumPy's own float32 product, not emulated")] if len(emulated) < len(units) else []
+    parts: list[RenderableType] = [Text(), _facts(notes)]
+    if devices:
+        parts += [Text(), _facts(list(devices.items()))]
+    return parts
+
+
+# Studies.
+
+
+def claims_table(claims: Sequence[Claim]) -> RenderableType:
+    """Return what others report beside what was measured."""
+    columns = ("claim", "measured", "holds if", "")
+    rows = [
+        (c.statement, c.measured, c.criterion, Text("holds", "bold green") if c.holds else Text("FAILS", "bold red"))
+        for c in claims
+    ]
+    return table(columns, rows)
+
+
+# Pieces.
+
+
+def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(name, value if isinstance(value, Text) else Text(value))
+    return grid
+
+
+def _card(title: str, body: RenderableType) -> RenderableType:
+    """Return ``body`` under its title: in a frame on a terminal."""
+    heading = Text(title, "bold")
+    if not _is_terminal():
+        return Group(heading, body)
+    return Panel(body, title=heading, title_align="left", expand=False, padding=(0, 1))
+
+
+def _power(x: float | Fraction) -> str:
+    """Return ``2^k`` where that is exact, otherwise a short decimal."""
+    exact = Fraction(x)
+    k = floor_log2(exact)
+    return f"2^{k}" if exact == power_of_two(k) else f"{float(x):.4g}"
+
+
+def _short(x: float | Fraction) -> str:
+    return decimal_text(Fraction(x), 12)
+
+
+def _exact(x: float) -> str:
+    return decimal_text(Fraction(x), 20)
+
+
+def _cut(x: Inspection, digits: int) -> str:
+    return x.text if not isinstance(x.value, Fraction) or x.kind == "zero" else decimal_text(x.value, digits)
+
+
+def _ulps(x: Fraction) -> str:
+    if not x:
+        return "0"
+    return f"{float(x):+.3g}" if 1e-3 <= abs(x) <= 10**6 else _scientific(x)
+
+
+def _scientific(x: Fraction) -> str:
+    """Return three digits in scientific notation, also for numbers beyond float64."""
+    if not x:
+        return "0"
+    if abs(floor_log2(abs(x))) < 1000:
+        return f"{float(x):+.2e}"
+    return ("+" if x > 0 else "") + decimal_text(x, 3)
