@@ -11,13 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpsim import amp as amp
-    from mpsim import datasets as datasets
-    from mpsim import experiments as experiments
-    from mpsim import nn as nn
-    from mpsim import optim as optim
-    from mpsim import plots as plots
-    from mpsim import units as units
     from mpsim.counters import Counters as Counters
     from mpsim.encoding import classify as classify
     from mpsim.encoding import decode as decode
@@ -58,6 +51,14 @@ if TYPE_CHECKING:
     from mpsim.rounding import round_to as round_to
     from mpsim.tensor import Tensor as Tensor
     from mpsim.tensor import no_grad as no_grad
+
+    from . import amp as amp
+    from . import datasets as datasets
+    from . import experiments as experiments
+    from . import nn as nn
+    from . import optim as optim
+    from . import plots as plots
+    from . import units as units
 
 __version__ = "0.1.0"
 

@@ -43,9 +43,8 @@ def grid_for(
 
     largest = pattern(fmt.max_code)
     has_nan = fmt.nan_code is not None
-    if fmt.nan_code is None:
-        nan = pattern(fmt.nan_to or 0)
-    else:
+    nan = pattern(fmt.nan_to or 0)
+    if fmt.nan_code is not None:
         nan = fmt.nan_code if codes else quiet_nan
     nans = (nan, nan | sign if fmt.nan_has_sign else nan)
 

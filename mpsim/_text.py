@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mpsim.exact import decimal_text, floor_log2, power_of_two
+from mpsim.exact import decimal_text, error_text, power_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpsim.bench import MatmulTiming
     from mpsim.experiments import Claim
     from mpsim.formats import FloatFormat
     from mpsim.inspect import Inspection
@@ -32,6 +34,8 @@ __all__ = [
     "print_json",
     "show",
     "table",
+    "timing_dict",
+    "timings_table",
     "units_legend",
     "units_table",
 ]
@@ -106,8 +110,8 @@ def formats_table(formats: Sequence[FloatFormat]) -> RenderableType:
             f"{int(f.signed)}-{f.w}-{f.m}",
             f.bias,
             f"{f.max_finite:.6g}",
-            _power(f.min_normal),
-            _power(f.min_subnormal),
+            power_text(Fraction(f.min_normal)),
+            power_text(Fraction(f.min_subnormal)),
             *(
                 "yes" if fact else "no"
                 for fact in (f.inf_code is not None, f.nan_code is not None, f.has_negative_zero)
@@ -156,11 +160,15 @@ def format_panel(f: FloatFormat) -> RenderableType:
     rows: list[tuple[str, str | Text]] = [
         ("also called", ", ".join(f.aliases) or "-"),
         ("layout", _layout(f)),
-        ("precision", f"p = {f.p} bits, eps = {_power(f.eps)}"),
+        ("precision", f"p = {f.p} bits, eps = {power_text(Fraction(f.eps))}"),
         ("exponents", f"{f.emin} to {f.emax}, bias {f.bias}"),
         ("largest", f"{_exact(f.max_finite)}  (code {code(f.max_code)})"),
-        ("min normal", f"{_power(f.min_normal)} = {_short(f.min_normal)}"),
-        ("min", f"{_power(f.min_subnormal)} = {_short(f.min_subnormal)}" + ("" if f.has_subnormals else ", normal")),
+        ("min normal", f"{power_text(Fraction(f.min_normal))} = {_short(f.min_normal)}"),
+        (
+            "min",
+            f"{power_text(Fraction(f.min_subnormal))} = {_short(f.min_subnormal)}"
+            + ("" if f.has_subnormals else ", normal"),
+        ),
         ("zero", ("+0 and -0" if f.has_negative_zero else "+0 only") if f.has_zero else "none"),
         ("infinity", code(f.inf_code)),
         ("NaN", code(f.nan_code) + (" and others" if f.specials == "ieee" else "")),
@@ -193,8 +201,8 @@ def inspections_table(items: Sequence[Inspection]) -> RenderableType:
             Text(x.format.name, "bold"),
             Text("" if x.format.signed else "  ") + _bits(x, 64 if width >= 140 else 10),
             Text(_cut(x, digits), _note_style(_note(x))),
-            "" if x.error is None else _scientific(x.error),
-            "" if x.error_ulps is None else _ulps(x.error_ulps),
+            "" if x.error is None else error_text(x.error),
+            "" if x.error_ulps is None else error_text(x.error_ulps, scientific=False),
             Text(_note(x), _note_style(_note(x))),
         )
         for x in items
@@ -205,39 +213,11 @@ def inspections_table(items: Sequence[Inspection]) -> RenderableType:
 
 def inspection_panel(x: Inspection) -> RenderableType:
     """Return one number in one format: what each field says, the neighbours, the error and why."""
-    f = x.format
-    rows: list[tuple[str, str | Text]] = [
-        ("code", x.hex),
-        ("bits", _bits(x, 64)),
-        ("", _legend(x)),
-        ("class", x.kind + (", negative" if x.negative and x.kind != "normal" else "")),
-    ]
-    if x.e is not None and x.sig is not None:
-        field = f"field {x.exponent_field}"
-        meaning = f"{field} - bias {f.bias} = {x.e}" if x.kind == "normal" else f"{field}: least exponent, {x.e}"
-        rows += [
-            ("exponent", meaning),
-            ("significand", f"{x.significand} in binary = {x.sig}" + (f" / 2^{f.m}" if f.m else "")),
-            ("value", f"{x.text} = {'-' if x.negative else ''}{x.sig} * 2^{x.e - f.m}"),
-        ]
-    else:
-        rows += [("exponent", f"field {x.exponent_field}"), ("value", x.text)]
-    for name, neighbour in (("next above", x.above), ("next below", x.below)):
-        if neighbour is not None:
-            code = f"0x{neighbour.code:0{(f.bits + 3) // 4}x}"
-            rows.append((name, f"{decimal_text(neighbour.value)}  (code {code})"))
-        elif x.is_finite:
-            rows.append((name, "none"))
-    if x.ulp is not None:
-        rows.append(("ulp", f"{_power(x.ulp)} = {_short(x.ulp)}"))
-    if x.error is not None and x.error_ulps is not None and x.given_text != x.hex:
-        relative = "" if not x.error_relative else f", {_scientific(x.error_relative)} relative"
-        exactly = f"{'+' if x.error > 0 else ''}{decimal_text(x.error, 40)}"
-        rows.append(("error", "0" if x.exact else f"{exactly} = {_ulps(x.error_ulps)} ulp{relative}"))
-    parts: list[RenderableType] = [_facts(rows)]
-    if x.given_text != x.hex:
+    styled = {"bits": _bits(x, 64)}
+    parts: list[RenderableType] = [_facts([(name, styled.get(name, text)) for name, text in x.facts])]
+    if not x.from_code:
         parts += [Text(), Text(x.explanation, _note_style(_note(x)))]
-    return _card(f"{x.given_text} in {f.name}", Group(*parts))
+    return _card(x.title, Group(*parts))
 
 
 def _bits(x: Inspection, longest: int) -> Text:
@@ -247,12 +227,6 @@ def _bits(x: Inspection, longest: int) -> Text:
         fraction = f"{fraction[: longest - 4]}…{fraction[-3:]}"
     fields = [(sign, _SIGN), (exponent, _EXPONENT), (fraction, _FRACTION)]
     return Text(" ").join(Text(digits, style) for digits, style in fields if digits)
-
-
-def _legend(x: Inspection) -> Text:
-    """Return a line that names the fields in ``_bits``."""
-    sign, exponent, fraction = x.bits
-    return Text(" ".join(p for p in ("s" * len(sign), "e" * len(exponent), "f" * len(fraction)) if p), "dim")
 
 
 def _note(x: Inspection) -> str:
@@ -322,6 +296,34 @@ def units_legend(units: Sequence[MatrixUnit]) -> list[RenderableType]:
     return parts
 
 
+# Timings.
+
+
+def timing_dict(timing: MatmulTiming) -> dict[str, Any]:
+    """Return a timing with its rates as JSON types."""
+    rates = {name: getattr(timing, name) for name in ("gmacs", "numpy_gmacs", "ratio")}
+    return dataclasses.asdict(timing) | rates
+
+
+def timings_table(timings: Sequence[MatmulTiming]) -> RenderableType:
+    """Return timings, a line for each; rates in billions of multiply-adds a second."""
+    columns = ("unit", "in", "out", "m x k x n", "ms", "Gmac/s", "NumPy", "times slower")
+    rows = [
+        (
+            Text(t.unit, "bold"),
+            t.inputs,
+            t.out,
+            f"{t.m} x {t.k} x {t.n}",
+            f"{t.seconds * 1e3:.3g}",
+            f"{t.gmacs:.3g}",
+            f"{t.numpy_gmacs:.3g}",
+            f"{t.ratio:.1f}",
+        )
+        for t in timings
+    ]
+    return table(columns, rows, numeric=columns[4:])
+
+
 # Studies.
 
 
@@ -355,13 +357,6 @@ def _card(title: str, body: RenderableType) -> RenderableType:
     return Panel(body, title=heading, title_align="left", expand=False, padding=(0, 1))
 
 
-def _power(x: float | Fraction) -> str:
-    """Return ``2^k`` where that is exact, otherwise a short decimal."""
-    exact = Fraction(x)
-    k = floor_log2(exact)
-    return f"2^{k}" if exact == power_of_two(k) else f"{float(x):.4g}"
-
-
 def _short(x: float | Fraction) -> str:
     return decimal_text(Fraction(x), 12)
 
@@ -372,18 +367,3 @@ def _exact(x: float) -> str:
 
 def _cut(x: Inspection, digits: int) -> str:
     return x.text if not isinstance(x.value, Fraction) or x.kind == "zero" else decimal_text(x.value, digits)
-
-
-def _ulps(x: Fraction) -> str:
-    if not x:
-        return "0"
-    return f"{float(x):+.3g}" if 1e-3 <= abs(x) <= 10**6 else _scientific(x)
-
-
-def _scientific(x: Fraction) -> str:
-    """Return three digits in scientific notation, also for numbers beyond float64."""
-    if not x:
-        return "0"
-    if abs(floor_log2(abs(x))) < 1000:
-        return f"{float(x):+.2e}"
-    return ("+" if x > 0 else "") + decimal_text(x, 3)

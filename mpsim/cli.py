@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import sys
-from pathlib import Path  # noqa: TC003 (typer reads annotations when it runs)
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -189,9 +189,42 @@ def inspect(
 
 
 @bench_app.command("matmul")
-def bench_matmul(as_json: Json = False) -> None:
+def bench_matmul(
+    size: Annotated[
+        list[str] | None, typer.Option(metavar="N or MxKxN", help="Size; may be given more than once.")
+    ] = None,
+    unit: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Unit; may be given more than once.")] = None,
+    out: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Result format; likewise.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="The best of so many runs counts.")] = 5,
+    as_json: Json = False,
+) -> None:
     """Time the emulated matrix product beside NumPy's float32 one."""
-    raise NotImplementedError
+    from mpsim import _text
+    from mpsim import bench as measure
+    from mpsim import units as table
+
+    with mistakes():
+        shapes = [_shape(text) for text in size or ("256", "512", "1024")]
+        names, results = unit or ["v100", "a100"], out or ["fp32", "fp16"]
+        for name in names:
+            for result in results:
+                table.get(name, out=result)
+    if slowed := [name for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE") if name in os.environ]:
+        print(f"mpsim: {' and '.join(slowed)} may slow NumPy down; unset for a fair comparison", file=sys.stderr)
+    timings = measure.bench_matmul(shapes, names, results, repeats=repeats)
+    if as_json:
+        _text.print_json([_text.timing_dict(timing) for timing in timings])
+    else:
+        _text.show(_text.timings_table(timings))
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    """Return m, k, n of ``"256"`` or ``"64x128x32"``."""
+    numbers = [int(part) if part.isdecimal() else 0 for part in text.lower().split("x")]
+    if len(numbers) not in (1, 3) or min(numbers) < 1:
+        raise ValueError(f"size is {text!r}; write it like 512, or 64x128x32 for m, k and n")
+    m, k, n = numbers * 3 if len(numbers) == 1 else numbers
+    return m, k, n
 
 
 @app.command()

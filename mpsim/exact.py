@@ -9,7 +9,7 @@ import re
 from fractions import Fraction
 from typing import Any, SupportsFloat, TypeAlias
 
-__all__ = ["NumberLike", "decimal_text", "floor_log2", "power_of_two", "read_number"]
+__all__ = ["NumberLike", "decimal_text", "error_text", "floor_log2", "power_of_two", "power_text", "read_number"]
 
 NumberLike: TypeAlias = "str | int | Fraction | decimal.Decimal | SupportsFloat"
 
@@ -74,7 +74,7 @@ def _parse(text: str) -> tuple[bool, Fraction | float]:
     raise ValueError(f"value {text!r} is not a number; write it like 0.1, 1e-8, 1/3, 2^-24, 0x1.8p3, inf or nan")
 
 
-def magnitude(kind: str, parts: list[str | None], text: str) -> Fraction | float:
+def _magnitude(kind: str, parts: list[str | None], text: str) -> Fraction | float:
     match kind, parts:
         case "infinity", _:
             return math.inf
@@ -136,6 +136,35 @@ def decimal_text(x: Fraction | float, digits: int | None = None) -> str:
             return f"{quotient:f}{cut}"
         mantissa, _, exponent = f"{quotient:e}".partition("e")
         return f"{mantissa}{cut}e{exponent}"
+
+
+def power_text(x: Fraction) -> str:
+    """Return a positive number as ``2^k`` where that is exact, otherwise as a short decimal.
+
+    Examples
+    --------
+    >>> power_text(Fraction(1, 1024)), power_text(Fraction(3, 4))
+    ('2^-10', '0.75')
+    """
+    k = floor_log2(x)
+    return f"2^{k}" if x == power_of_two(k) else f"{float(x):.4g}"
+
+
+def error_text(x: Fraction, scientific: bool = True) -> str:
+    """Return an error with its sign and three digits; exact zero is ``0``.
+
+    Examples
+    --------
+    >>> error_text(Fraction(-1, 3)), error_text(Fraction(2, 5), scientific=False), error_text(Fraction(0))
+    ('-3.33e-01', '+0.4', '0')
+    """
+    if not x:
+        return "0"
+    if not scientific and Fraction(1, 1000) <= abs(x) <= 10**6:
+        return f"{float(x):+.3g}"
+    if abs(floor_log2(abs(x))) < 1000:
+        return f"{float(x):+.2e}"
+    return ("+" if x > 0 else "") + decimal_text(x, 3)  # beyond float64
 
 
 def _odd_part(n: int) -> int:

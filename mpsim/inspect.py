@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from mpsim.exact import NumberLike, decimal_text, floor_log2, power_of_two, read_number
+from mpsim.exact import (
+    NumberLike,
+    decimal_text,
+    error_text,
+    floor_log2,
+    power_of_two,
+    power_text,
+    read_number,
+)
 from mpsim.formats import FloatFormat, FormatLike, Specials, get_format
 
 __all__ = ["Inspection", "Neighbour", "inspect"]
@@ -26,7 +34,7 @@ class Neighbour(NamedTuple):
     """Exact value, or an infinity."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Inspection:
     """A number given, and the code of ``format`` that stands for it under round to nearest, ties to even."""
 
@@ -42,6 +50,8 @@ class Inspection:
     """Whether rounding with unbounded exponent passed the largest finite number (IEEE 754-2019, 7.4)."""
     underflow: bool = False
     """Whether a nonzero number became zero."""
+    from_code: bool = False
+    """Whether a code was given rather than a number, so that nothing was rounded."""
 
     # The fields of the code.
 
@@ -174,6 +184,55 @@ class Inspection:
         """One sentence on why this code was chosen."""
         return _explain(self)
 
+    @property
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """What there is to say, line by line: pairs of a name and a text."""
+        f = self.format
+        legend = " ".join(letter * len(digits) for letter, digits in zip("sef", self.bits, strict=True) if digits)
+        lines = [
+            ("code", self.hex),
+            ("bits", " ".join(digits for digits in self.bits if digits)),
+            ("", legend),
+            ("class", self.kind + (", negative" if self.negative and self.kind != "normal" else "")),
+        ]
+        if self.e is None or self.sig is None:
+            lines += [("exponent", f"field {self.exponent_field}"), ("value", self.text)]
+        else:
+            normal = f" - bias {f.bias} = {self.e}" if self.kind == "normal" else f": the least exponent, {self.e}"
+            lines += [
+                ("exponent", f"field {self.exponent_field}{normal}"),
+                ("significand", f"{self.significand} in binary = {self.sig}" + (f" / 2^{f.m}" if f.m else "")),
+                ("value", f"{self.text} = {'-' if self.negative else ''}{self.sig} * 2^{self.e - f.m}"),
+            ]
+        for name, neighbour in (("next above", self.above), ("next below", self.below)):
+            if neighbour is not None:
+                lines.append((name, f"{decimal_text(neighbour.value)}  (code {_hex(neighbour.code, f)})"))
+            elif self.is_finite:
+                lines.append((name, "none"))
+        if self.ulp is not None:
+            lines.append(("ulp", f"{power_text(self.ulp)} = {decimal_text(self.ulp, 12)}"))
+        if self.error is not None and self.error_ulps is not None and not self.from_code:
+            sign = "+" if self.error > 0 else ""
+            ulps = error_text(self.error_ulps, scientific=False)
+            relative = f", {error_text(self.error_relative)} relative" if self.error_relative else ""
+            lines.append(
+                ("error", f"{sign}{decimal_text(self.error, 40)} = {ulps} ulp{relative}" if self.error else "0")
+            )
+        return tuple(lines)
+
+    @property
+    def title(self) -> str:
+        """What was inspected, such as ``0.1 in fp16``."""
+        return f"{self.given_text} in {self.format}"
+
+    def __str__(self) -> str:
+        lines = [self.title, *(f"{name:<11}  {text}" for name, text in self.facts)]
+        return "\n".join(lines if self.from_code else [*lines, "", self.explanation])
+
+    def __repr__(self) -> str:
+        loss = "" if self.error_ulps is None else f", {error_text(self.error_ulps, scientific=False)} ulp"
+        return f"<{self.title}: {self.hex} = {self.text}{loss}>"
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON types; exact numbers are decimal strings, or ``n/d`` where decimals do not end."""
 
@@ -257,7 +316,7 @@ def inspect(value: NumberLike | None = None, fmt: FormatLike | None = None, *, c
     if code is not None:
         code = _check_code(code, f)
         exact = _value(code, f)
-        return Inspection(format=f, given=exact, given_text=_hex(code, f), code=code)
+        return Inspection(format=f, given=exact, given_text=_hex(code, f), code=code, from_code=True)
     text = value.strip() if isinstance(value, str) else str(value)
     return _round(*read_number(value), f, text)
 

@@ -189,7 +189,7 @@ def _mean_vjp(
 def _log_softmax(_: Call, x: Array, dim: int = -1) -> Array:
     shifted = x - x.max(axis=dim, keepdims=True)
     total = _by_float64(np.exp, shifted).sum(axis=dim, keepdims=True)
-    return shifted - _by_float64(np.log, total)
+    return np.asarray(shifted - _by_float64(np.log, total))
 
 
 def _log_softmax_vjp(_: Call, g: Array, y: Array, __: Array, dim: int = -1) -> Gradients:

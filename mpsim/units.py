@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
-from collections.abc import Iterable
+import functools
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from mpsim.formats import FloatFormat, FormatLike, get_format
 
-__all__ = ["NATIVE", "UNITS", "Family", "MatrixUnit", "UnitLike", "ZeroTerms", "devices", "get"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["NATIVE", "UNITS", "Family", "InputsLike", "MatrixUnit", "UnitLike", "ZeroTerms", "devices", "get"]
 
 
 class Family(enum.StrEnum):
@@ -67,7 +70,7 @@ class MatrixUnit:
     """Smallest exponent that terms are aligned to; None: ``emin`` of the result less ``integer_bits``."""
     zero_terms: ZeroTerms = ZeroTerms.DROP
     evidence: str = "E"
-    """A: recordings of the device replayed; B: validated on devices by two groups; C: by one; D: vendor; E: inferred."""
+    """A: recordings replayed; B: validated on devices by two groups; C: by one; D: vendor document; E: inferred."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -103,8 +106,11 @@ class MatrixUnit:
 UnitLike: TypeAlias = "MatrixUnit | str"
 InputsLike: TypeAlias = "FormatLike | tuple[FormatLike, FormatLike]"
 
-_TOOLBOX = "recordings by Khattak and Mikaitis (MATLAB-tensor-core)"
-_MMASIM = "MMA-Sim, arXiv 2511.10909 v2"
+_SOURCES = {
+    "A": "recorded results of MATLAB-tensor-core (Khattak and Mikaitis); models of arXiv 2512.07004 and 2511.10909",
+    "B": "MMA-Sim, arXiv 2511.10909 v2; Khattak and Mikaitis, arXiv 2512.07004 v2",
+    "C": "MMA-Sim, arXiv 2511.10909 v2",
+}
 
 _DEVICES = {
     "volta": ("v100", "sm_70"),
@@ -140,7 +146,7 @@ def _fused(
         rounding="toward-zero" if out == "fp32" else "nearest-even",
         integer_bits=_INTEGER_BITS[architecture],
         evidence=evidence,
-        source=f"{_TOOLBOX}; {_MMASIM}" if evidence == "A" else _MMASIM,
+        source=_SOURCES[evidence],
     )
 
 
@@ -152,7 +158,7 @@ def _hopper_like(architecture: str, evidence: str) -> list[MatrixUnit]:
             for k in (16, 8)
             for inputs, out in (("fp16", "fp32"), ("fp16", "fp16"), ("bf16", "fp32"))
         ),
-        _fused(architecture, "mma.m16n8k8", "tf32", "fp32", 8, 8, 25, "B"),
+        _fused(architecture, "mma.m16n8k8", "tf32", "fp32", 8, 8, 25, "C" if architecture == "blackwell" else "B"),
         _fused(architecture, "mma.m16n8k4", "tf32", "fp32", 4, 4, 25, evidence),
     ]
 
@@ -247,24 +253,33 @@ def get(
         return unit
     if not isinstance(unit, str):
         raise TypeError(f"unit is {unit!r}; a MatrixUnit or the name of a device is needed")
-    name = unit.strip().lower().replace(" ", "-").replace("_", "-")
-    pair = _pair("fp32" if inputs is None and name == "native" else "fp16" if inputs is None else inputs)
-    result = get_format("fp32" if out is None else out).name
-    if name == "native":
-        return dataclasses.replace(NATIVE, a=pair[0], b=pair[1], out=result, accumulators=(result,))
-    rows = [row for row in UNITS if name in (_key(row.architecture), *map(_key, row.devices))]
+    native = _key(unit) == "native"
+    pair = _pair(inputs if inputs is not None else "fp32" if native else "fp16")
+    result = "fp32" if out is None else get_format(out).name
+    if native:
+        return _native(pair, result)
+    return _find(unit, pair, result, instruction)
+
+
+@functools.cache
+def _native(pair: tuple[str, str], result: str) -> MatrixUnit:
+    return dataclasses.replace(NATIVE, a=pair[0], b=pair[1], out=result, accumulators=(result,))
+
+
+@functools.cache
+def _find(unit: str, pair: tuple[str, str], result: str, instruction: str | None) -> MatrixUnit:
+    """Return the first row that fits, or say what there is."""
+    rows = [row for row in UNITS if _key(unit) in map(_key, (row.architecture, *row.devices))]
     if not rows:
-        near = difflib.get_close_matches(name, [_key(known) for known in devices()], n=4, cutoff=0.4)
+        near = difflib.get_close_matches(_key(unit), map(_key, devices()), n=4, cutoff=0.4)
         listed = [known for known in devices() if _key(known) in near] or devices()
         raise ValueError(f"unknown unit {unit!r}; nearest: {', '.join(listed)}")
     wanted = [row for row in rows if (row.a, row.b) == pair and row.out == result]
     if not wanted:
         offers = _joined(f"{_shown((row.a, row.b))} -> {row.out}" for row in rows)
         raise ValueError(f"{unit} has no instruction for inputs {_shown(pair)} and out {result}; it has {offers}")
-    if instruction is None:
-        return wanted[0]
     for row in wanted:
-        if row.instruction == instruction.strip().lower():
+        if instruction is None or row.instruction == instruction.strip().lower():
             return row
     raise ValueError(
         f"{unit} has no instruction {instruction!r} for {_shown(pair)} -> {result}; "
@@ -273,7 +288,8 @@ def get(
 
 
 def _key(name: str) -> str:
-    return name.replace("_", "-")
+    """Return a name without what people write in different ways."""
+    return name.strip().lower().replace(" ", "-").replace("_", "-")
 
 
 def _joined(names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpsim_kernels._jit import kernel
 
-__all__ = ["INF_EXPONENT", "NAN_EXPONENT", "NAN_WORD", "FusedDot", "fused_rows", "split_floats"]
+__all__ = ["INF_EXPONENT", "NAN_EXPONENT", "NAN_WORD", "FusedDot", "fused_rows", "split_floats", "split_word"]
 
 INF_EXPONENT = 10_000
 """Exponent that `split_floats` gives an infinity; its significand is the sign, 1 or -1."""
@@ -43,6 +43,24 @@ class FusedDot(NamedTuple):
 
 
 @kernel
+def split_word(word: Any, emin: Any) -> Any:
+    """Return signed significand and exponent of a float32 word in an int64: value = sig * 2**(exponent - 23)."""
+    field = (word >> 23) & 255
+    sig = word & 0x7FFFFF
+    e = max(field, np.int64(1)) - 127
+    if field == 255:
+        e = np.int64(NAN_EXPONENT if sig != 0 else INF_EXPONENT)
+        sig = np.int64(1)
+    else:
+        if field != 0:
+            sig = sig | (1 << 23)
+        if e < emin:
+            sig = sig >> min(emin - e, 63)  # exact: the number is a multiple of its format's quantum
+            e = emin
+    return (-sig if word >> 31 else sig), e
+
+
+@kernel
 def split_floats(words: Any, emin: Any, sigs: Any, exponents: Any) -> None:
     """Split float32 words into signed 24-bit significands and exponents: value = sig * 2**(exponent - 23).
 
@@ -51,19 +69,8 @@ def split_floats(words: Any, emin: Any, sigs: Any, exponents: Any) -> None:
     sigs int32, exponents int16.
     """
     for i in range(words.size):
-        word = np.int64(words[i])
-        field = (word >> 23) & 255
-        sig = word & 0x7FFFFF
-        e = max(field, 1) - 127
-        if field != 0:
-            sig |= 1 << 23
-        if e < emin:
-            sig = sig >> min(emin - e, 63)  # exact: the number is a multiple of its format's quantum
-            e = np.int64(emin)
-        if field == 255:
-            e = np.int64(NAN_EXPONENT if sig != 1 << 23 else INF_EXPONENT)
-            sig = np.int64(1)
-        sigs[i] = np.int32(-sig if word >> 31 else sig)
+        sig, e = split_word(np.int64(words[i]), np.int64(emin))
+        sigs[i] = np.int32(sig)
         exponents[i] = np.int16(e)
 
 
@@ -118,28 +125,12 @@ def _result(total: Any, e: Any, unit: Any) -> Any:
 
 
 @kernel
-def _split_accumulator(word: Any, emin: Any) -> Any:
-    """Return the significand and exponent of the int64 word of a float32, as `split_floats` does."""
-    field = (word >> 23) & 255
-    sig = word & 0x7FFFFF
-    if field == 255:
-        return (np.int64(-1 if word >> 31 else 1), np.int64(NAN_EXPONENT if sig else INF_EXPONENT))
-    e = np.int64(max(field, 1) - 127)
-    if field != 0:
-        sig = sig | (1 << 23)
-    if e < emin:
-        sig = sig >> min(emin - e, 63)
-        e = np.int64(emin)
-    return (-sig if word >> 31 else sig), e
-
-
-@kernel
 def _dot(a: Any, ea: Any, b: Any, eb: Any, word: Any, unit: Any) -> Any:
     """Return the word of the accumulator after all blocks of one dot product."""
     k, length = a.size, unit.block_length
     for start in range(0, max(k, 1), length):
         stop = min(start + length, k)
-        c, ec = _split_accumulator(word, unit.emin)
+        c, ec = split_word(word, np.int64(unit.emin))
         largest = ec if c != 0 else np.int64(_NOTHING)
         plus = ec == INF_EXPONENT and c > 0
         minus = ec == INF_EXPONENT and c < 0
@@ -171,7 +162,7 @@ def _dot(a: Any, ea: Any, b: Any, eb: Any, word: Any, unit: Any) -> Any:
 
 
 @kernel
-def fused_rows(a: Any, ea: Any, b: Any, eb: Any, c: Any, d: Any, unit: Any) -> None:
+def fused_rows(a: Any, ea: Any, b: Any, eb: Any, c: Any, where: Any, d: Any, unit: Any) -> None:
     """Write the words of ``a @ b + c`` in ``d``, in blocks of consecutive k with the accumulator between them.
 
     Parameters
@@ -182,9 +173,12 @@ def fused_rows(a: Any, ea: Any, b: Any, eb: Any, c: Any, d: Any, unit: Any) -> N
         The same of the transposed right operand.
     c, d : uint32 [M, N]
         Words of float32: accumulators, which are values of the result's format, and results.
+    where : bool [M, N]
+        Which results to write.
     unit : FusedDot
         ``fraction_bits`` of at most 46, so that no sum leaves 64 bits.
     """
     for i in range(d.shape[0]):
         for j in range(d.shape[1]):
-            d[i, j] = np.uint32(_dot(a[i], ea[i], b[j], eb[j], np.int64(c[i, j]), unit))
+            if where[i, j]:
+                d[i, j] = np.uint32(_dot(a[i], ea[i], b[j], eb[j], np.int64(c[i, j]), unit))

@@ -7,6 +7,7 @@ is far below every product survives only where there is no product.
 
 from typing import Any, NamedTuple, TypeAlias
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +16,7 @@ from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.fused_dot import NAN_WORD, FusedDot, fused_rows, split_floats
 from mpsim_kernels.panels import OVERFLOWN, ZERO_EXPONENT, PanelNumbers, make_panel_rows, pack, survey
 
-__all__ = ["Operand", "fused_gemm"]
+__all__ = ["Operand", "fused_gemm", "thread_count"]
 
 Words: TypeAlias = NDArray[np.int32]
 
@@ -42,6 +43,11 @@ class _Window(NamedTuple):
     """What is subtracted from the exponents so that they fit a signed byte."""
     lowest: int
     """Exponent to which terms are aligned at least."""
+
+
+def thread_count() -> int:
+    """Return how many threads a large product is cut into."""
+    return int(numba.get_num_threads())
 
 
 def fused_gemm(
@@ -217,7 +223,8 @@ def _without_products(words_c: Words, unit: FusedDot) -> Words:
     nothing = np.empty((1, 0), np.float32).view(np.int32)
     columns = np.empty((0, words_c.size), np.float32).view(np.int32)
     anything = Operand(24, -126)
-    return _general(nothing, columns, words_c[None, :], unit, (anything, anything))[0].view(np.int32)
+    d: Words = _general(nothing, columns, words_c[None, :], unit, (anything, anything)).view(np.int32)
+    return d.reshape(-1)
 
 
 def _set_specials(

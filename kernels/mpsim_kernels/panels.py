@@ -21,7 +21,19 @@ import numpy as np
 
 from mpsim_kernels._jit import kernel
 
-__all__ = ["OVERFLOWN", "ZERO_EXPONENT", "PanelNumbers", "make_panel_rows", "pack", "survey"]
+__all__ = [
+    "OVERFLOWN",
+    "TILE",
+    "ZERO_EXPONENT",
+    "PanelNumbers",
+    "higher",
+    "make_panel_rows",
+    "pack",
+    "power_of_two",
+    "sign_and_magnitude",
+    "sum_32",
+    "survey",
+]
 
 ZERO_EXPONENT = -64
 """Packed exponent of a zero: with any packed exponent, at most 63, the sum stays below every nonzero product's."""
@@ -30,7 +42,8 @@ OVERFLOWN = np.float32(2.0**100)
 """Stands for an infinite fp16 accumulator: it absorbs every product and overflows again."""
 
 _SIGN = np.int32(-(1 << 31))
-_TILE = 64  # rows of accumulators that stay in the second-level cache while blocks of B pass
+TILE = 64
+"""Rows of accumulators that stay in the second-level cache while the blocks of a panel pass."""
 
 
 class PanelNumbers(NamedTuple):
@@ -105,12 +118,14 @@ def pack(words: Any, emin: Any, base: Any, values: Any, exponents: Any) -> None:
 
 
 @kernel
-def _higher(a: Any, b: Any) -> Any:
+def higher(a: Any, b: Any) -> Any:
+    """Return the larger of two numbers of one type."""
     return a if a > b else b
 
 
 @kernel
-def _sum(a: Any, b: Any) -> Any:
+def sum_32(a: Any, b: Any) -> Any:
+    """Return the sum of two int32, which must fit."""
     return np.int32(a + b)
 
 
@@ -120,7 +135,7 @@ def _exponent(a: Any, b: Any) -> Any:
 
 
 @kernel
-def _power_of_two(biased: Any) -> Any:
+def power_of_two(biased: Any) -> Any:
     """Return the float32 with this biased exponent and no fraction."""
     return np.int32(np.int32(biased) << 23).view(np.float32)
 
@@ -131,9 +146,9 @@ def _raise_top_4(a: Any, b: Any, top: Any) -> None:
     a0, a1, a2, a3 = a[0], a[1], a[2], a[3]
     b0, b1, b2, b3 = b[0], b[1], b[2], b[3]
     for j in range(top.size):
-        e0 = _higher(_exponent(a0, b0[j]), _exponent(a1, b1[j]))
-        e1 = _higher(_exponent(a2, b2[j]), _exponent(a3, b3[j]))
-        top[j] = _higher(top[j], _higher(e0, e1))
+        e0 = higher(_exponent(a0, b0[j]), _exponent(a1, b1[j]))
+        e1 = higher(_exponent(a2, b2[j]), _exponent(a3, b3[j]))
+        top[j] = higher(top[j], higher(e0, e1))
 
 
 @kernel
@@ -142,25 +157,25 @@ def _raise_top_8(a: Any, b: Any, top: Any) -> None:
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
     b0, b1, b2, b3, b4, b5, b6, b7 = b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]
     for j in range(top.size):
-        e0 = _higher(_exponent(a0, b0[j]), _exponent(a1, b1[j]))
-        e1 = _higher(_exponent(a2, b2[j]), _exponent(a3, b3[j]))
-        e2 = _higher(_exponent(a4, b4[j]), _exponent(a5, b5[j]))
-        e3 = _higher(_exponent(a6, b6[j]), _exponent(a7, b7[j]))
-        top[j] = _higher(top[j], _higher(_higher(e0, e1), _higher(e2, e3)))
+        e0 = higher(_exponent(a0, b0[j]), _exponent(a1, b1[j]))
+        e1 = higher(_exponent(a2, b2[j]), _exponent(a3, b3[j]))
+        e2 = higher(_exponent(a4, b4[j]), _exponent(a5, b5[j]))
+        e3 = higher(_exponent(a6, b6[j]), _exponent(a7, b7[j]))
+        top[j] = higher(top[j], higher(higher(e0, e1), higher(e2, e3)))
 
 
 @kernel
 def _alignment(acc: Any, top: Any, n: PanelNumbers) -> Any:
     """Return the biased exponent that a block is aligned to: the largest of products and accumulator."""
     field = np.int32(np.int32(np.float32(acc).view(np.int32) >> 23) & np.int32(255))
-    own = np.int32(0) if field == 0 else _higher(field, n.lowest)  # a zero accumulator is no term
-    return _higher(_sum(np.int32(top), n.offset), own)
+    own = np.int32(0) if field == 0 else higher(field, n.lowest)  # a zero accumulator is no term
+    return higher(sum_32(np.int32(top), n.offset), own)
 
 
 @kernel
 def _scale(e: Any, n: PanelNumbers) -> Any:
     """Return ``2**(bits - e)``, which turns a term into units of the aligned sum."""
-    return _power_of_two(np.int32(np.int32(254 + n.bits) - e))
+    return power_of_two(np.int32(np.int32(254 + n.bits) - e))
 
 
 @kernel
@@ -172,20 +187,23 @@ def _aligned(a: Any, b: Any, scale: Any) -> Any:
 @kernel
 def _sum_of_4(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, b2: Any, b3: Any, scale: Any) -> Any:
     """Return the sum of 4 aligned products."""
-    low = _sum(_aligned(a0, b0, scale), _aligned(a1, b1, scale))
-    return _sum(low, _sum(_aligned(a2, b2, scale), _aligned(a3, b3, scale)))
+    low = sum_32(_aligned(a0, b0, scale), _aligned(a1, b1, scale))
+    return sum_32(low, sum_32(_aligned(a2, b2, scale), _aligned(a3, b3, scale)))
 
 
 @kernel
 def _truncated(sign: Any, magnitude: Any, unit: Any, p: Any) -> Any:
-    """Return ``magnitude`` units (int32, below 2**31 - 64) cut toward zero to ``p`` bits; ``unit`` is a biased exponent."""
+    """Return ``magnitude`` units (int32, below 2**31 - 64), cut toward zero to ``p`` bits.
+
+    ``unit`` is a biased exponent.
+    """
     f = np.float32(magnitude)
     # The conversion may have rounded up, by one place at most: then the float is above the integer.
     above = np.int32(f) > magnitude
     keep = np.int32(np.int32(-1) << np.int32(24 - p))
     word = np.int32(np.int32(f.view(np.int32) - np.int32(above)) & keep)
     # Exact: a power of two, and the result is a normal number or 0. The sum 0 has no sign.
-    result = np.float32(word.view(np.float32) * _power_of_two(unit))
+    result = np.float32(word.view(np.float32) * power_of_two(unit))
     return np.int32(result.view(np.int32) | sign).view(np.float32)
 
 
@@ -199,14 +217,14 @@ def _nearest(sign: Any, magnitude: Any, unit: Any, n: PanelNumbers) -> Any:
     # Where this conversion carries into the next binade, so does the rounding below.
     length = np.int32(np.int32(np.float32(magnitude).view(np.int32) >> 23) - np.int32(125))
     quantum = np.int32(n.lowest - np.int32(n.p - 1))  # of the subnormal results
-    wanted = _higher(np.int32(length - n.p), np.int32(np.int32(quantum - unit) + np.int32(1)))
-    shift = np.uint32(_higher(wanted, np.int32(1)) & np.int32(31))  # never over 31: the mask tells the compiler
+    wanted = higher(np.int32(length - n.p), np.int32(np.int32(quantum - unit) + np.int32(1)))
+    shift = np.uint32(higher(wanted, np.int32(1)) & np.int32(31))  # never over 31: the mask tells the compiler
     # Half a quantum, less one unit where the kept part is even: ties go to the even one.
     half = np.uint32(np.uint32(np.uint32(1) << shift) >> np.uint32(1))
     odd = np.uint32(np.uint32(twice >> shift) & np.uint32(1))
     sig = np.int32(np.uint32(np.uint32(twice + np.uint32(np.uint32(half - np.uint32(1)) + odd)) >> shift))
-    exact = np.float32(np.float32(sig) * _power_of_two(np.int32(np.int32(unit - 1) + np.int32(shift))))
-    result = OVERFLOWN if exact >= _power_of_two(n.infinite) else exact
+    exact = np.float32(np.float32(sig) * power_of_two(np.int32(np.int32(unit - 1) + np.int32(shift))))
+    result = OVERFLOWN if exact >= power_of_two(n.infinite) else exact
     shown = sign if sig != 0 else np.int32(0)  # a sum that rounds to zero loses its sign
     return np.int32(np.float32(result).view(np.int32) | shown).view(np.float32)
 
@@ -227,7 +245,7 @@ def _block_4(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, acc: Any) 
     for j in range(acc.size):
         e = _alignment(acc[j], top[j], n)
         scale = _scale(e, n)
-        total = _sum(np.int32(acc[j] * scale), _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale))
+        total = sum_32(np.int32(acc[j] * scale), _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale))
         acc[j] = _closed(total, e, n, nearest)
 
 
@@ -241,7 +259,7 @@ def _block_8(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, acc: Any) 
         scale = _scale(e, n)
         low = _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale)
         high = _sum_of_4(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], scale)
-        total = _sum(np.int32(acc[j] * scale), _sum(low, high))
+        total = sum_32(np.int32(acc[j] * scale), sum_32(low, high))
         acc[j] = _closed(total, e, n, nearest)
 
 
@@ -262,25 +280,32 @@ def _add_8(a: Any, b: Any, acc: Any, top: Any, n: PanelNumbers, total: Any) -> N
         scale = _scale(_alignment(acc[j], top[j], n), n)
         low = _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale)
         high = _sum_of_4(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], scale)
-        total[j] = _sum(total[j], _sum(low, high))
+        total[j] = sum_32(total[j], sum_32(low, high))
+
+
+@kernel
+def sign_and_magnitude(low: Any, high: Any) -> Any:
+    """Return the sign bit and the magnitude of ``low + high``, below 2**32, and whether the magnitude was halved.
+
+    A large sum is halved to fit an int32. No result keeps its last bit; where rounding may look at it, it is sticky.
+    """
+    wrapped = np.int32(np.int64(low) + np.int64(high))
+    # Two numbers of one sign whose sum shows the other: it has left 32 bits, and its sign is theirs.
+    left = np.int32(np.int32(low ^ wrapped) & np.int32(high ^ wrapped))
+    sign = np.int32(np.int32(wrapped ^ left) & _SIGN)
+    magnitude = np.uint32(-np.int64(wrapped) if sign != 0 else np.int64(wrapped))
+    large = magnitude >= np.uint32(1 << 30)
+    halved = np.uint32(np.uint32(magnitude >> np.uint32(1)) | np.uint32(magnitude & np.uint32(1)))
+    return sign, np.int32(halved if large else magnitude), large
 
 
 @kernel
 def _close(low: Any, high: Any, top: Any, n: PanelNumbers, nearest: Any, acc: Any) -> None:
-    """End a longer block: turn the sums ``low + high``, below 2**32 in magnitude, into accumulators."""
+    """End a longer block: turn the sums ``low + high`` into accumulators."""
     for j in range(acc.size):
-        wrapped = np.int32(np.int64(low[j]) + np.int64(high[j]))
-        # Two numbers of one sign whose sum shows the other: it has left 32 bits, and its sign is theirs.
-        left = np.int32(np.int32(low[j] ^ wrapped) & np.int32(high[j] ^ wrapped))
-        sign = np.int32(np.int32(wrapped ^ left) & _SIGN)
-        magnitude = np.uint32(-np.int64(wrapped) if sign != 0 else np.int64(wrapped))
-        # A large sum loses its last bit, which no result keeps; where rounding may look at it, it is sticky.
-        large = magnitude >= np.uint32(1 << 30)
-        halved = np.uint32(np.uint32(magnitude >> np.uint32(1)) | np.uint32(magnitude & np.uint32(1)))
-        kept = np.int32(halved if large else magnitude)
-        e = _alignment(acc[j], top[j], n)
-        unit = np.int32(np.int32(e - n.bits) + np.int32(large))
-        acc[j] = _nearest(sign, kept, unit, n) if nearest else _truncated(sign, kept, unit, n.p)
+        sign, magnitude, large = sign_and_magnitude(low[j], high[j])
+        unit = np.int32(np.int32(_alignment(acc[j], top[j], n) - n.bits) + np.int32(large))
+        acc[j] = _nearest(sign, magnitude, unit, n) if nearest else _truncated(sign, magnitude, unit, n.p)
 
 
 @functools.cache
@@ -309,10 +334,10 @@ def make_panel_rows(block_length: int, nearest: bool) -> Callable[..., None]:
         top = np.empty(width, np.int8)
         low, high = np.empty(width, np.int32), np.empty(width, np.int32)
         for panel in range(panels):
-            for first in range(0, rows, _TILE):
+            for first in range(0, rows, TILE):
                 for start in range(0, k, block_length):
                     stop = start + block_length
-                    for i in range(first, min(first + _TILE, rows)):
+                    for i in range(first, min(first + TILE, rows)):
                         c = acc[i, panel * width : (panel + 1) * width]
                         top[:] = np.int8(numbers.floor)
                         if block_length == 4:

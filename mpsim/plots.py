@@ -1,0 +1,159 @@
+"""Figures. Each function draws into ``ax``, or into a new figure, and returns the Axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpsim.experiments.underflow import LOSS_SCALING, MASTER_WEIGHTS, Result
+from mpsim.formats import FormatLike, get_format
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "accuracy_by_scale",
+    "gradient_histogram",
+    "loss_curves",
+    "loss_scale_curve",
+    "save_underflow",
+]
+
+_BANDS = {"lost": "#d1495b", "subnormal": "#edae49", "normal": "#66a182", "overflow": "#8d5a97"}
+_LINES = ("#00798c", "#d1495b", "#edae49", "#30638e", "#66a182", "#8d5a97")
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    from matplotlib.figure import Figure
+
+    # A Figure of its own, not pyplot's: nothing global is touched, and nothing stays open.
+    return Figure(figsize=(7.0, 4.2), layout="constrained").subplots()
+
+
+def _legend(ax: Axes, where: str) -> None:
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(fontsize=8, loc=where)
+
+
+def gradient_histogram(
+    exponents: Sequence[int],
+    counts: Sequence[int],
+    fmt: FormatLike = "fp16",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw how magnitudes are spread, over the bands in which a format loses, keeps or overflows them.
+
+    Parameters
+    ----------
+    exponents, counts : sequences of int
+        How many numbers have each exponent ``floor(log2 |x|)``.
+    fmt : FloatFormat or name
+        Its bands under nearest-even: lost up to half the smallest subnormal, which is a tie and goes to zero;
+        subnormal; normal; overflow from halfway beyond the largest finite number.
+    ax : Axes, optional
+    """
+    f = get_format(fmt)
+    ax = _axes(ax)
+    total = max(sum(counts), 1)
+    shares = 100.0 * np.asarray(counts, np.float64) / total
+    lost = f.quantum_exponent - 1
+    overflow = float(np.log2(f.max_finite) + np.log2(1 + f.u / (2 - f.eps)))
+    seen = [e for e, share in zip(exponents, shares, strict=True) if share >= 0.01]  # the rest is too low to see
+    low = min([*seen, lost]) - 3
+    high = max([*seen, overflow]) + 8
+    infinity = float("inf")
+    edges = {
+        "lost": (-infinity, lost),
+        "subnormal": (lost, f.emin),
+        "normal": (f.emin, overflow),
+        "overflow": (overflow, infinity),
+    }
+    # A bar stands for [2**e, 2**(e+1)): its left edge is at e.
+    ax.bar(exponents, shares, width=1.0, align="edge", color="#22223b", edgecolor="white", linewidth=0.5, zorder=3)
+    top = max(shares.max(initial=0.0), 1.0) * 1.22
+    for name, (start, stop) in edges.items():
+        left, right = max(start, low), min(stop, high)
+        if name == "subnormal" and not f.has_subnormals:
+            continue
+        ax.axvspan(left, right, color=_BANDS[name], alpha=0.25, linewidth=0)
+        inside = sum(share for e, share in zip(exponents, shares, strict=True) if start <= e < stop)
+        label = f"{name}\n{inside:.1f} %"
+        ax.text((left + right) / 2, top * 0.985, label, ha="center", va="top", fontsize=9, zorder=4)
+    ax.axvline(lost, color=_BANDS["lost"], linewidth=1.2, zorder=2)
+    ax.set(xlim=(low, high), ylim=(0, top))
+    ax.set_xlabel("log2 |activation gradient| before rounding")
+    ax.set_ylabel("share of nonzero gradients, %")
+    ax.set_title(f"What {f.name.upper()} would lose without loss scaling: all up to 2^{lost}")
+    return ax
+
+
+def accuracy_by_scale(result: Result, ax: Axes | None = None) -> Axes:
+    """Draw test accuracy, and the share of gradients that are zero, against the constant loss scale."""
+    ax = _axes(ax)
+    arms = [m for m in result.part(LOSS_SCALING) if m.arm.loss_scale is not None and np.isfinite(m.arm.loss_scale)]
+    scales = [float(m.arm.loss_scale or 0) for m in arms]
+    low = result.config.low.upper()
+    ax.plot(scales, [100 * m.accuracy for m in arms], "o-", color=_LINES[0], label=f"{low}: test accuracy")
+    ax.plot(scales, [100 * m.zero for m in arms], "s--", color=_LINES[1], label=f"{low}: gradients that are zero")
+    for name, style, colour in (("FP32", ":", _LINES[3]), (f"{low}, dynamic", "-.", _LINES[5])):
+        found = result.find(name)
+        if found is not None:
+            ax.axhline(100 * found.accuracy, linestyle=style, color=colour, label=f"{name}: test accuracy", zorder=1)
+    ax.set_xscale("log", base=2)
+    ax.set_ylim(0, 105)
+    ax.set_xlabel("loss scale")
+    ax.set_ylabel("%")
+    ax.set_title("A larger loss scale brings the gradients back")
+    _legend(ax, "lower center")
+    return ax
+
+
+def loss_curves(result: Result, part: str = MASTER_WEIGHTS, ax: Axes | None = None) -> Axes:
+    """Draw the mean training loss of each pass, for the arms of one part."""
+    ax = _axes(ax)
+    for i, m in enumerate(result.part(part)):
+        passes = np.arange(1, len(m.losses) + 1)
+        style = ("-", "--", "-", "-")[i % 4]
+        ax.plot(passes, m.losses, style, color=_LINES[i % len(_LINES)], label=m.arm.name)
+    ax.set_xlabel("pass over the data")
+    ax.set_ylabel("mean training loss")
+    ax.set_title("Without an FP32 copy of the weights, small updates are lost")
+    _legend(ax, "best")
+    return ax
+
+
+def loss_scale_curve(result: Result, ax: Axes | None = None) -> Axes:
+    """Draw the dynamic loss scale step by step, with the skipped steps."""
+    ax = _axes(ax)
+    found = result.find(f"{result.config.low.upper()}, dynamic")
+    scales = np.asarray(found.scales if found else (), np.float64)
+    skipped = np.asarray(found.skipped if found else (), np.int64)
+    ax.step(np.arange(scales.size), scales, where="post", color=_LINES[0], label="loss scale")
+    if skipped.size:
+        label = f"{skipped.size} skipped steps"
+        ax.plot(skipped, scales[skipped], "x", color=_LINES[1], label=label, zorder=3)
+    ax.set_yscale("log", base=2)
+    ax.set_xlabel("training step")
+    ax.set_ylabel("loss scale")
+    ax.set_title(f"Dynamic scaling: doubled after {result.config.growth_interval} clean steps, halved by an overflow")
+    _legend(ax, "lower right")
+    return ax
+
+
+def save_underflow(result: Result, folder: Path) -> list[Path]:
+    """Write the four figures of the study as PNG files and return their paths."""
+    baseline = result.find("FP32")
+    axes = {"loss-curves": loss_curves(result), "loss-scale": loss_scale_curve(result)}
+    if baseline is not None:
+        axes["gradient-histogram"] = gradient_histogram(baseline.exponents, baseline.counts, result.config.low)
+    axes["accuracy-by-scale"] = accuracy_by_scale(result)
+    paths = []
+    for name, ax in axes.items():
+        paths.append(folder / f"{name}.png")
+        ax.figure.savefig(paths[-1], dpi=150)  # type: ignore[union-attr]
+    return paths
