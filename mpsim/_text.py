@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mpsim.bench import MatmulTiming
     from mpsim.experiments import Claim
+    from mpsim.experiments import Table as StudyTable
     from mpsim.formats import FloatFormat
     from mpsim.inspect import Inspection
     from mpsim.units import MatrixUnit
@@ -327,14 +328,19 @@ def timings_table(timings: Sequence[MatmulTiming]) -> RenderableType:
 # Studies.
 
 
+def study_table(part: StudyTable) -> RenderableType:
+    """Return a part of a study's result under its title; all columns but the first two hold numbers."""
+    return Group(Text(part.title, "bold"), table(part.columns, part.rows, numeric=part.columns[2:]), Text())
+
+
 def claims_table(claims: Sequence[Claim]) -> RenderableType:
     """Return what others report beside what was measured."""
-    columns = ("claim", "measured", "holds if", "")
+    columns = ("", "claim", "measured", "source")
     rows = [
-        (c.statement, c.measured, c.criterion, Text("holds", "bold green") if c.holds else Text("FAILS", "bold red"))
+        (Text("holds", "bold green") if c.holds else Text("FAILS", "bold red"), c.statement, c.measured, c.source)
         for c in claims
     ]
-    return table(columns, rows)
+    return Group(Text("What the literature reports, and what was seen", "bold"), table(columns, rows))
 
 
 # Pieces.

@@ -239,26 +239,42 @@ def reproduce(
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for figures and numbers.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds results already.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes to use; as many as processors unless given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a study of the literature again and check its claims."""
-    from mpsim import _text, experiments
+    from mpsim import _text, experiments, plots
 
     overrides = {"unit": unit, "format": fmt, "seed": seed}
     with mistakes():
         study = experiments.get(experiment)
         config = study.Config(**{name: value for name, value in overrides.items() if value is not None})
-        default = f"{experiment}-{config.unit}-{config.format}-{config.seed}"
+        default = f"{experiment}-{config.unit}-{config.format}-seed{config.seed}"
         folder = experiments.open_folder(output or default, force=force)
-    with _progress(not as_json) as advance:
-        # Written after each part, so that an interrupted run keeps what is done.
-        result = study.run(config, progress=advance, on_part=lambda part: experiments.write_result(part, folder))
-    experiments.write_result(result, folder)
+    finished = None
+
+    def keep(part: Any) -> None:
+        nonlocal finished
+        finished = part
+        experiments.write_result(part, folder)
+
+    try:
+        with _progress(not as_json) as advance:
+            result = study.run(config, workers=workers or os.cpu_count() or 1, progress=advance, on_part=keep)
+    except KeyboardInterrupt:
+        if finished is not None:
+            plots.STUDIES[experiment](finished, folder)
+        print(f"mpsim: interrupted; what was done by then is in {folder}", file=sys.stderr)
+        raise
+    figures = plots.STUDIES[experiment](result, folder)
     if as_json:
         _text.print_json(result.to_dict())
     else:
-        _text.show(_text.claims_table(result.claims))
-    if not (result.complete and all(claim.holds for claim in result.claims)):
+        _text.show(*map(_text.study_table, result.tables), _text.claims_table(result.claims))
+        _text.show(f"\n{folder}: {', '.join(['result.json', *(path.name for path in figures)])}")
+    if not all(claim.holds for claim in result.claims):
         raise typer.Exit(1)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.counters import Counters
-from mpsim.formats import FloatFormat
+from mpsim.formats import FloatFormat, FormatLike, get_format
 from mpsim.tensor import using
 
 __all__ = ["KINDS", "Histogram", "Record", "observe"]
@@ -86,16 +86,22 @@ class Record:
             entry.histogram.add(before)
 
     def counters(
-        self, kind: str | None = None, producers: Collection[str] | None = None, fmt: str | None = None
+        self, kind: str | None = None, producers: Collection[str] | None = None, fmt: FormatLike | None = None
     ) -> Counters:
-        """Return the counts of all roundings of a kind, of tensors that given operations made, to a format."""
+        """Return the counts of all roundings of a kind, of tensors that given operations made, to a format.
+
+        Raises
+        ------
+        ValueError
+            ``kind`` is not one that was looked at, or there is no such format.
+        """
         total = Counters()
         for entry in self._matching(kind, producers, fmt):
             total += entry.counters
         return total
 
     def histogram(
-        self, kind: str | None = None, producers: Collection[str] | None = None, fmt: str | None = None
+        self, kind: str | None = None, producers: Collection[str] | None = None, fmt: FormatLike | None = None
     ) -> Histogram:
         """Return the magnitudes before rounding, chosen as for `counters`."""
         total = Histogram()
@@ -105,12 +111,20 @@ class Record:
             total.not_finite += entry.histogram.not_finite
         return total
 
-    def _matching(self, kind: str | None, producers: Collection[str] | None, fmt: str | None) -> Iterator[_Entry]:
+    def _matching(
+        self, kind: str | None, producers: Collection[str] | None, fmt: FormatLike | None
+    ) -> Iterator[_Entry]:
+        if kind is not None and kind not in self.kinds:
+            raise ValueError(
+                f"kind is {kind!r}; this record looked at {', '.join(k for k in KINDS if k in self.kinds)}"
+            )
+        makers = {producers} if isinstance(producers, str) else producers
+        name = None if fmt is None else get_format(fmt).name
         for (its_kind, its_producer, its_format), entry in self._entries.items():
             if (
                 (kind is None or kind == its_kind)
-                and (producers is None or its_producer in producers)
-                and (fmt is None or fmt == its_format)
+                and (makers is None or its_producer in makers)
+                and (name is None or name == its_format)
             ):
                 yield entry
 

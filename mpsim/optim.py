@@ -68,12 +68,10 @@ class SGD:
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.0) -> None:
-        self.params = list(params)
-        if not self.params:
-            raise ValueError("params is empty; pass model.parameters() of a model with at least one layer")
-        if lr < 0:
+        self.params = _checked(params)
+        if not lr >= 0:
             raise ValueError(f"lr is {lr}; it must not be negative")
-        if momentum < 0:
+        if not momentum >= 0:
             raise ValueError(f"momentum is {momentum}; it must not be negative")
         self.lr = lr
         self.momentum = momentum
@@ -97,7 +95,9 @@ class SGD:
         real = parameter.data.dtype.type
         velocity = grad
         if self.momentum:
-            if i in self._velocity:
+            if i not in self._velocity:
+                velocity = grad.copy()
+            else:
                 velocity = round_to(round_to(self._velocity[i] * real(self.momentum), fmt) + grad, fmt)
             self._velocity[i] = velocity
         step = real(-self.lr)
@@ -105,10 +105,25 @@ class SGD:
             new = parameter.data + step * velocity
         else:
             new = round_to(_fma_to_odd(step, velocity, parameter.data), fmt).astype(parameter.data.dtype)
-        moved = step * velocity != 0
+        moved = (velocity != 0) & (step != 0)  # not by their product, which may underflow
         self.counts.updates += int(np.count_nonzero(moved))
         self.counts.lost += int(np.count_nonzero(moved & (new == parameter.data)))
         parameter.data = new
+
+
+def _checked(params: Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters, which must be tensors, each once."""
+    if isinstance(params, Tensor):
+        raise TypeError("params is a Tensor; an iterable of tensors is needed, such as model.parameters()")
+    checked = list(params)
+    if not checked:
+        raise ValueError("params is empty; pass model.parameters() of a model with at least one layer")
+    for parameter in checked:
+        if not isinstance(parameter, Tensor):
+            raise TypeError(f"params has a {type(parameter).__name__}; each must be a Tensor, as of model.parameters()")
+    if len({id(parameter) for parameter in checked}) < len(checked):
+        raise ValueError("params has a tensor more than once, which would be updated twice")
+    return checked
 
 
 def _fma_to_odd(a: Any, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:

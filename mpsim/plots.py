@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
+    "STUDIES",
     "accuracy_by_scale",
     "gradient_histogram",
     "loss_curves",
@@ -35,7 +36,7 @@ def _axes(ax: Axes | None) -> Axes:
     return Figure(figsize=(7.0, 4.2), layout="constrained").subplots()
 
 
-def _legend(ax: Axes, where: str) -> None:
+def _legend(ax: Axes, where: Any) -> None:
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize=8, loc=where)
 
@@ -146,7 +147,7 @@ def loss_scale_curve(result: Result, ax: Axes | None = None) -> Axes:
 
 
 def save_underflow(result: Result, folder: Path) -> list[Path]:
-    """Write the four figures of the study as PNG files and return their paths."""
+    """Write the figures of the underflow study as PNG files and return their paths."""
     baseline = result.find("FP32")
     axes = {"loss-curves": loss_curves(result), "loss-scale": loss_scale_curve(result)}
     if baseline is not None:
@@ -157,3 +158,7 @@ def save_underflow(result: Result, folder: Path) -> list[Path]:
         paths.append(folder / f"{name}.png")
         ax.figure.savefig(paths[-1], dpi=150)  # type: ignore[union-attr]
     return paths
+
+
+STUDIES = {"underflow": save_underflow}
+"""For each study, what draws its figures into a folder."""

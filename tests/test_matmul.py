@@ -219,6 +219,7 @@ def test_native_rounds_inputs_and_results_only_if_asked() -> None:
     assert matmul_codes(x.view(np.uint32), one.view(np.uint32), unit="native").item() == x.view(np.uint32).item()
 
 
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="MXCSR is set through Numba, which is disabled")
 @pytest.mark.parametrize("state", [fpu.FTZ | fpu.DAZ, fpu.ROUND_UP])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_state_of_the_processor_changes_nothing(dtype: Any, state: int) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import mpsim.rounding
 import mxcsr
 from bits import assert_same_bits
 from mpsim.encoding import decode, encode
@@ -38,7 +37,7 @@ OPTIONS = list(itertools.product(twin.MODES, POLICIES, (False, True)))
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 def test_values_are_decoded_codes_bit_for_bit(fmt: FloatFormat, source: Any):
-    count = 20_000 if JIT else 150
+    count = 20_000 if JIT else 60
     x = np.concatenate([random_floats(source, count), floats_about(fmt, source, count)])
     if fmt in NARROW and (source is np.float64 or fmt.fits_float32):
         x = np.concatenate([x, critical_inputs(fmt, source, 1 if JIT else max(1, (1 << fmt.bits) // 50)).x])
@@ -211,7 +210,7 @@ def test_out_may_overlap_the_source(source: Any, shift: int):
 @pytest.mark.skipif(not JIT, reason="long without the compiler")
 def test_codes_may_be_written_into_the_memory_of_their_source():
     # Two codes fit where one float32 was, so ranges worked on side by side would get in each other's way.
-    x = random_floats(np.float32, 400_000)
+    x = random_floats(np.float32, 4_000_000)
     want = encode(x.copy(), FP16)
     assert_same_bits(encode(x, FP16, out=x.view(np.uint16)[: x.size]), want)
 
@@ -419,7 +418,3 @@ def test_the_environment_really_changes():
     assert flushed[0] == 0
     assert up[0] > third[0] == np.array([1.0])[0] / 3
     assert (least * 1.0)[0] > 0
-
-
-def test_public_names_are_there():
-    assert set(mpsim.rounding.__all__) >= {"Counters", "Overflow", "Rounding", "round_to"}

@@ -51,6 +51,13 @@ def is_subnormal(codes: np.ndarray, name: str) -> np.ndarray:
     return (field == 0) & (codes & ((1 << (fmt.p - 1)) - 1) != 0)
 
 
+@pytest.mark.parametrize("mode", range(6), ids=MODES)
+def test_integers_give_testfloats_codes(mode: int):
+    data = np.load(vectors("testfloat", "i32_to_f16.npz"))
+    x = data["a"].view(np.int32)
+    assert_same_bits(encode(x, "fp16", MODES[mode]), data["z"][mode], x)
+
+
 @pytest.mark.parametrize("function", ["f16_to_f32", "f16_to_f64", "bf16_to_f32"])
 def test_widening_gives_testfloats_values(function: str):
     data, source, target = load(function)

@@ -1,10 +1,12 @@
-"""Whole matrix products through fused dot products: picks the fast path where its conditions hold.
+"""Whole matrix products through fused dot products, on the fastest path whose conditions hold.
 
-The fast path, `mpsim_kernels.panels`, knows only finite numbers of moderate size. What it cannot hold is put
-aside before and set right after: an infinity or a NaN decides an output wherever it stands, and an accumulator that
-is far below every product survives only where there is no product.
+`mpsim_kernels.panels` takes inputs whose exponents lie close together, `mpsim_kernels.wide_panels` others, and
+`mpsim_kernels.fused_dot` units with unusual numbers. The first two know only finite numbers. What they cannot hold
+is put aside before and set right after: an infinity or a NaN decides an output wherever it stands, and an
+accumulator that is far below every product survives only where there is no product.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numba
@@ -15,6 +17,7 @@ from mpsim_kernels._jit import kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.fused_dot import NAN_WORD, FusedDot, fused_rows, split_floats
 from mpsim_kernels.panels import OVERFLOWN, ZERO_EXPONENT, PanelNumbers, make_panel_rows, pack, survey
+from mpsim_kernels.wide_panels import WidePanelNumbers, make_wide_panel_rows, pack_wide
 
 __all__ = ["Operand", "fused_gemm", "thread_count"]
 
@@ -78,16 +81,19 @@ def fused_gemm(
     words_c = None if c is None else _words(c)
     seen_a, seen_b = survey(words_a.reshape(-1)), survey(words_b.reshape(-1))
     window = _window(seen_a[:2], seen_b[:2], unit, operands)
-    if window is None:
+    if window is None and not _wide_holds(unit, operands):
         return _general(words_a, words_b, words_c, unit, operands)
     starts, small, odd = _starts(words_c, window, unit)
-    d = _fast(words_a, words_b, starts, unit, operands, window)
+    if window is None:
+        d = _wide(words_a, words_b, starts, unit, operands)
+    else:
+        d = _narrow(words_a, words_b, starts, unit, operands, window)
     if unit.nearest:
         d[(d & _MAGNITUDE) == OVERFLOWN.view(np.int32)] ^= OVERFLOWN.view(np.int32) ^ _INF
     if small is not None and words_c is not None:
         untouched = small & (d == starts)
         d[untouched] = _without_products(words_c[untouched], unit)
-    if odd is not None or not (seen_a[2] and seen_b[2]):
+    if odd or not (seen_a[2] and seen_b[2]):
         _set_specials(d, words_a, words_b, words_c, unit, operands)
     return d.view(np.float32)
 
@@ -119,14 +125,28 @@ def _window(
     lowest = max(unit.floor, low_a + low_b - bits - 3)
     high_a = max(high_a, lowest - high_b)
     base_a, base_b = high_a - 63, high_b - 63
-    # The sum with a packed zero must stay below; the power of two of the alignment must be a normal float32 and
-    # so must its inverse; and no product may reach a huge accumulator, so that a float32 cannot overflow.
-    fits = lowest - base_a - base_b >= ZERO_EXPONENT + 63 and lowest >= bits - 126 and high_a + high_b <= 60
+    # Packed exponents fit; the sum with a packed zero stays below; the power of two of the alignment and its
+    # inverse are normal numbers; and no product reaches a huge accumulator, so that a float32 cannot overflow.
+    fits = min(low_a - base_a, low_b - base_b) > ZERO_EXPONENT and lowest - base_a - base_b >= ZERO_EXPONENT + 63
+    fits = fits and lowest >= bits - 126 and high_a + high_b <= 60
     if unit.nearest:
         fits = fits and unit.emin - (unit.p - 1) - (lowest - bits) <= 30  # shifts of 32-bit words
-    elif unit.emin != -126 or unit.emax != 127:
+    elif not _gives_float32(unit):
         fits = False
     return _Window(base_a, base_b, lowest) if fits else None
+
+
+def _wide_holds(unit: FusedDot, operands: tuple[Operand, Operand]) -> bool:
+    """Return whether the vectorised path for exponents of any size computes this unit."""
+    length = unit.block_length
+    sums = (length == 4 and _sums_fit(unit, 31)) or (length % 8 == 0 and _sums_fit(unit, 32))
+    exact = sum(operand.p for operand in operands) <= 24
+    return sums and exact and not unit.nearest and _gives_float32(unit) and abs(unit.floor) <= 400
+
+
+def _gives_float32(unit: FusedDot) -> bool:
+    """Return whether results have the exponents of float32."""
+    return (unit.emin, unit.emax) == (-126, 127)
 
 
 def _sums_fit(unit: FusedDot, bits: int) -> bool:
@@ -135,29 +155,31 @@ def _sums_fit(unit: FusedDot, bits: int) -> bool:
 
 
 def _starts(
-    words_c: Words | None, window: _Window, unit: FusedDot
-) -> tuple[Words | None, NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
-    """Return accumulators that the fast path can hold, and which stand for small and for special ones.
+    words_c: Words | None, window: _Window | None, unit: FusedDot
+) -> tuple[Words | None, NDArray[np.bool_] | None, bool]:
+    """Return finite accumulators to start from, which of them stand for small ones, and whether some are special.
 
-    A small accumulator, under the alignment of every product, is replaced by ``2**lowest``. That too is cut
-    away by the first product; it is found again only where there is none, for other results are multiples of
-    a larger power of two.
+    An accumulator under the alignment of every product, which the narrow path does not hold, is replaced by
+    ``2**lowest``. That too is cut away by the first product; it is found again only where there is none, for other
+    results are multiples of a larger power of two.
     """
     if words_c is None:
-        return None, None, None
+        return None, None, False
     smallest, _, finite = survey(words_c.reshape(-1))
-    least = np.int32((window.lowest + 127) << 23)
-    has_small = window.lowest > unit.floor and smallest < window.lowest + 127
+    has_small = window is not None and unit.floor < window.lowest and smallest < window.lowest + 127
     if finite and not has_small:
-        return words_c, None, None
+        return words_c, None, False
     magnitude = words_c & _MAGNITUDE
-    special = magnitude >= _INF
+    starts = np.where(magnitude >= _INF, np.int32(0), words_c)
+    if window is None or not has_small:
+        return starts, None, not finite
+    least = np.int32((window.lowest + 127) << 23)
     small = (magnitude != 0) & (magnitude < least)
-    starts = np.where(special, np.int32(0), np.where(small & has_small, least, words_c))
-    return starts, (small if has_small else None), (None if finite else special)
+    starts[small] = least
+    return starts, small, not finite
 
 
-def _fast(
+def _narrow(
     words_a: Words,
     words_b: Words,
     starts: Words | None,
@@ -165,48 +187,83 @@ def _fast(
     operands: tuple[Operand, Operand],
     window: _Window,
 ) -> Words:
-    """Return the words of the results of finite inputs."""
+    """Return the words of the results of finite inputs whose exponents lie in a window."""
+    a, b, acc = _panels(words_a, words_b, starts, unit.block_length, np.int8)
+    pack(words_a, operands[0].emin, window.base_a, *a)
+    pack(words_b, operands[1].emin, window.base_b, *b)
+    base = window.base_a + window.base_b
+    numbers = unit.fraction_bits, window.lowest - base, base + 127, unit.emin + 127, unit.p, unit.emax + 128
+    panel_rows = make_panel_rows(unit.block_length, unit.nearest)
+    return _run(panel_rows, a, b, acc, PanelNumbers(*map(np.int32, numbers)), words_b.shape[1])
+
+
+def _wide(
+    words_a: Words, words_b: Words, starts: Words | None, unit: FusedDot, operands: tuple[Operand, Operand]
+) -> Words:
+    """Return the words of the results of finite inputs with exponents of any size."""
+    a, b, acc = _panels(words_a, words_b, starts, unit.block_length, np.int16)
+    pack_wide(words_a, operands[0].emin, a[0].view(np.float32), a[1])
+    pack_wide(words_b, operands[1].emin, b[0].view(np.float32), b[1])
+    numbers = unit.fraction_bits, unit.floor, -(1 << max(24 - unit.p, 0))
+    panel_rows = make_wide_panel_rows(unit.block_length)
+    return _run(panel_rows, a, b, acc, WidePanelNumbers(*map(np.int32, numbers)), words_b.shape[1])
+
+
+_Packed: TypeAlias = tuple[Words, NDArray[Any]]
+
+
+def _panels(
+    words_a: Words, words_b: Words, starts: Words | None, block_length: int, exponents: type[Any]
+) -> tuple[_Packed, _Packed, Words]:
+    """Return room for packed values and exponents of both operands, and accumulators [M, P * W].
+
+    K is filled up to whole blocks, N to whole panels of W columns, a multiple of the processor's lanes.
+    """
     (m, k), n = words_a.shape, words_b.shape[1]
-    depth = max(-(-k // unit.block_length), 1) * unit.block_length
+    depth = max(-(-k // block_length), 1) * block_length
     panels = max(-(-n // _PANEL), 1)
     width = -(-max(n, 1) // (panels * 16)) * 16
-    values_a, exponents_a = np.empty((1, m, depth), np.int32), np.empty((1, m, depth), np.int8)
-    values_b, exponents_b = np.empty((panels, depth, width), np.int32), np.empty((panels, depth, width), np.int8)
-    pack(words_a, operands[0].emin, window.base_a, values_a, exponents_a)
-    pack(words_b, operands[1].emin, window.base_b, values_b, exponents_b)
-    floats_a, floats_b = values_a[0].view(np.float32), values_b.view(np.float32)
     acc = np.zeros((m, panels * width), np.int32)
     if starts is not None:
         acc[:, :n] = starts
-    floats = acc.view(np.float32)
-    base = window.base_a + window.base_b
-    panel_rows = make_panel_rows(unit.block_length, unit.nearest)
-    numbers = PanelNumbers(
-        *map(
-            np.int32,
-            (unit.fraction_bits, window.lowest - base, base + 127, unit.emin + 127, unit.p, unit.emax + 128),
-        )
-    )
+    shape_a, shape_b = (1, m, depth), (panels, depth, width)
+    a = np.empty(shape_a, np.int32), np.empty(shape_a, exponents)
+    b = np.empty(shape_b, np.int32), np.empty(shape_b, exponents)
+    return a, b, acc
+
+
+def _run(panel_rows: Callable[..., None], a: _Packed, b: _Packed, acc: Words, numbers: Any, n: int) -> Words:
+    """Run the rows on Numba's number of threads and return the first ``n`` columns."""
+    floats_a, floats_b, floats = a[0][0].view(np.float32), b[0].view(np.float32), acc.view(np.float32)
+    exponents_a, exponents_b = a[1][0], b[1]
 
     def task(start: int, stop: int) -> None:
-        panel_rows(floats_a[start:stop], exponents_a[0, start:stop], floats_b, exponents_b, floats[start:stop], numbers)
+        rows = slice(start, stop)
+        panel_rows(floats_a[rows], exponents_a[rows], floats_b, exponents_b, floats[rows], numbers)
 
-    in_ranges(task, m, max(_WORK // (depth * panels * width), 1))
+    in_ranges(task, acc.shape[0], max(_WORK // floats_b.size, 1))
     return np.ascontiguousarray(acc[:, :n])
 
 
 def _general(
-    words_a: Words, words_b: Words, words_c: Words | None, unit: FusedDot, operands: tuple[Operand, Operand]
+    words_a: Words,
+    words_b: Words,
+    words_c: Words | None,
+    unit: FusedDot,
+    operands: tuple[Operand, Operand],
+    where: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float32]:
-    """Return the results of any inputs, on 64-bit integers."""
+    """Return the results of any inputs, on 64-bit integers; undefined where ``where`` is false."""
     shape = words_a.shape[0], words_b.shape[1]
     a, ea = _split(words_a, operands[0])
     b, eb = _split(np.ascontiguousarray(words_b.T), operands[1])
     c = (np.zeros(shape, np.int32) if words_c is None else words_c).view(np.uint32)
     d = np.empty(shape, np.uint32)
+    wanted = np.ones(shape, np.bool_) if where is None else where
 
     def task(start: int, stop: int) -> None:
-        fused_rows(a[start:stop], ea[start:stop], b, eb, c[start:stop], d[start:stop], unit)
+        rows = slice(start, stop)
+        fused_rows(a[rows], ea[rows], b, eb, c[rows], wanted[rows], d[rows], unit)
 
     in_ranges(task, shape[0], max((_WORK >> 5) // max(b.size, 1), 1))
     return d.view(np.float32)
@@ -256,11 +313,7 @@ def _set_specials(
     d[marked] = sign_of[marked] | _INF
     d[(marks >= 3)] = np.int32(NAN_WORD)
     if late.any():
-        rows, columns = np.flatnonzero(late.any(axis=1)), np.flatnonzero(late.any(axis=0))
-        place = np.ix_(rows, columns)
-        c = None if words_c is None else words_c[place]
-        exact = _general(words_a[rows], words_b[:, columns], c, unit, operands).view(np.int32)
-        d[place] = np.where(late[place], exact, d[place])
+        d[late] = _general(words_a, words_b, words_c, unit, operands, late).view(np.int32)[late]
 
 
 @kernel

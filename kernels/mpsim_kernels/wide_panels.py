@@ -1,8 +1,8 @@
 """Fused dot products of whole rows of outputs whose exponents may lie anywhere in float32's range.
 
-As `mpsim_kernels.panels`, for bf16 and tf32 inputs that its signed bytes cannot hold. Significands and exponents are kept
-apart, so each product has its own power of two, and subnormals need no arithmetic on subnormal floats. About three
-times slower. Exponents are not biased here; every float is a significand below 4, a power of two, or their product.
+As `mpsim_kernels.panels`, for bf16 and tf32 inputs that its signed bytes cannot hold. Significands and exponents are
+kept apart, so each product has its own power of two, and subnormals need no arithmetic on subnormal floats.
+Exponents are not biased here; every float is a significand below 4, a power of two, or a product of the two.
 """
 
 import functools
@@ -91,7 +91,7 @@ def _begin(acc: Any, top: Any, n: WidePanelNumbers, base: Any, low: Any, high: A
         own = np.int32(higher(field, np.int32(1)) - np.int32(127))
         e = higher(np.int32(top[j]), np.int32(-1000) if zero else own)
         sig = np.int32(fraction if field == 0 else np.int32(fraction | _HIDDEN))
-        significand = np.float32(np.float32(-sig if word < 0 else sig) * np.float32(2.0**-23))
+        significand = np.float32(np.float32(np.int32(-sig) if word < 0 else sig) * np.float32(2.0**-23))
         shift = np.int32(np.int32(n.bits + np.int32(127)) - e)
         base[j] = shift
         low[j] = _cut(significand, sum_32(own, shift))
@@ -163,9 +163,13 @@ def make_wide_panel_rows(block_length: int) -> Callable[..., None]:
                             _raise_top(ea[i, g : g + 4], eb[panel, g : g + 4], top)
                         _begin(c, top, numbers, base, low, high)
                         for g in range(start, start + half, 4):
-                            _add_4(a[i, g : g + 4], ea[i, g : g + 4], b[panel, g : g + 4], eb[panel, g : g + 4], base, low)
+                            _add_4(
+                                a[i, g : g + 4], ea[i, g : g + 4], b[panel, g : g + 4], eb[panel, g : g + 4], base, low
+                            )
                         for g in range(start + half, start + block_length, 4):
-                            _add_4(a[i, g : g + 4], ea[i, g : g + 4], b[panel, g : g + 4], eb[panel, g : g + 4], base, high)
+                            _add_4(
+                                a[i, g : g + 4], ea[i, g : g + 4], b[panel, g : g + 4], eb[panel, g : g + 4], base, high
+                            )
                         _close(low, high, base, numbers, c)
 
     return panel_rows

@@ -62,35 +62,36 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 - torch's name
         self.enabled = enabled
         self.cache = cache
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}
-        self._entered: list[contextlib.AbstractContextManager[object]] = []
+        self._entered: list[tuple[contextlib.AbstractContextManager[object], dict[int, tuple[Tensor, Tensor]]]] = []
 
     def __enter__(self) -> autocast:
         outer = settings().policy
-        if isinstance(outer, autocast) and self.cache and outer.cache and outer.format is self.format:
-            self._casts = outer._casts  # a nested region shares the casts of the outermost
         region = using(policy=self if self.enabled else None, unit=self.unit if self.enabled else settings().unit)
         region.__enter__()
-        self._entered.append(region)
+        self._entered.append((region, self._casts))
+        # A nested region shares the casts of the one around it; they are forgotten when the outermost ends.
+        if isinstance(outer, autocast) and self.cache and outer.cache and outer.format == self.format:
+            self._casts = outer._casts
+        else:
+            self._casts = {}
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._entered.pop().__exit__(*error)  # type: ignore[arg-type]
-        outer = settings().policy
-        if not (isinstance(outer, autocast) and outer._casts is self._casts):
-            self._casts = {}
+        region, self._casts = self._entered.pop()
+        region.__exit__(*error)  # type: ignore[arg-type]
 
     def cast_inputs(self, operation: str, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return the inputs in the format that the operation is to run in."""
         if operation in LOW_PRECISION_OPS:
             return tuple(self._cast(t) for t in inputs)
         if operation in FP32_OPS:
-            return tuple(t if t.format is FP64 else t.to(FP32) for t in inputs)
+            return tuple(t if t.format == FP64 else t.to(FP32) for t in inputs)
         return inputs
 
     def _cast(self, tensor: Tensor) -> Tensor:
-        if tensor.format is FP64 or tensor.format is self.format:
+        if tensor.format in (FP64, self.format):
             return tensor
-        is_weight = tensor.requires_grad and tensor.is_leaf and tensor.format is FP32
+        is_weight = tensor.requires_grad and tensor.is_leaf and tensor.format == FP32
         if not (self.cache and is_weight and is_grad_enabled()):
             return tensor.to(self.format)
         if id(tensor) not in self._casts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from mpsim.formats import FP16, FP32
 from mpsim.optim import Optimizer
+from mpsim.rounding import round_to
 from mpsim.tensor import Tensor
 
 __all__ = ["ConstantScaler", "GradScaler"]
@@ -35,6 +36,8 @@ class _Progress:
 class _State:
     scale: np.float32
     growth_tracker: int = 0
+    used: bool = False
+    """Whether anything was scaled yet."""
     optimizers: dict[int, _Progress] = field(default_factory=dict)
 
 
@@ -97,8 +100,9 @@ class GradScaler:
         if not self.enabled:
             return outputs
         if isinstance(outputs, Tensor):
+            self._state.used = True
             return outputs * Tensor(self._state.scale, format=FP32)
-        if isinstance(outputs, Iterable):
+        if isinstance(outputs, Iterable) and not isinstance(outputs, str | Mapping):
             scaled = (self.scale(x) for x in outputs)
             return list(scaled) if isinstance(outputs, list) else tuple(scaled)
         raise TypeError(f"outputs is {type(outputs).__name__}; a Tensor or an iterable of Tensors is needed")
@@ -108,6 +112,8 @@ class GradScaler:
 
         Raises
         ------
+        AssertionError
+            Nothing was scaled yet.
         RuntimeError
             Called twice, or after `step`, in one iteration.
         ValueError
@@ -115,27 +121,39 @@ class GradScaler:
         """
         if not self.enabled:
             return
+        self._require_use("unscale_()")
         progress = self._progress(optimizer)
         if progress.stage is _Stage.UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update()")
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("unscale_() is being called after step()")
         grads = [p.grad for p in optimizer.params if p.grad is not None]
-        if any(grad.format is FP16 for grad in grads):
+        if any(grad.format == FP16 for grad in grads):
             raise ValueError("Attempting to unscale FP16 gradients: keep the parameters in FP32 (master weights)")
         with np.errstate(all="ignore"):
             inverse = np.float32(1.0 / np.float64(self._state.scale))
             for grad in grads:
                 finite = bool(np.isfinite(grad.data).all())
                 progress.found_inf = bool(progress.found_inf) or not finite
-                grad.data = (grad * Tensor(inverse)).data
+                grad.data = round_to(grad.data * inverse, grad.format).astype(grad.data.dtype, copy=False)
         progress.stage = _Stage.UNSCALED
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Unscale if that is still to be done, then call ``optimizer.step()`` unless a gradient was inf or NaN."""
+    def step(self, optimizer: Optimizer, closure: None = None) -> None:
+        """Unscale if that is still to be done, then call ``optimizer.step()`` unless a gradient was inf or NaN.
+
+        Raises
+        ------
+        AssertionError
+            Nothing was scaled yet, or no parameter has a gradient.
+        RuntimeError
+            Called twice in one iteration, or with a closure.
+        """
         if not self.enabled:
             optimizer.step()
             return
+        if closure is not None:
+            raise RuntimeError("step() takes no closure while loss scaling is enabled")
+        self._require_use("step()")
         progress = self._progress(optimizer)
         if progress.stage is _Stage.STEPPED:
             raise RuntimeError("step() has already been called since the last update()")
@@ -153,7 +171,10 @@ class GradScaler:
         """Adjust the scale for the next iteration, or set it to ``new_scale``."""
         if not self.enabled:
             return
+        self._require_use("update()")
         if new_scale is not None:
+            if isinstance(new_scale, Tensor) and new_scale.size != 1:
+                raise ValueError(f"new_scale has shape {new_scale.shape}; a single element is needed")
             self._state.scale = np.float32(new_scale.item() if isinstance(new_scale, Tensor) else new_scale)
         else:
             checks = [p.found_inf for p in self._state.optimizers.values() if p.found_inf is not None]
@@ -201,6 +222,10 @@ class GradScaler:
         self.growth_interval = state["growth_interval"]
         self._state.growth_tracker = state["_growth_tracker"]
 
+    def _require_use(self, method: str) -> None:
+        if not self._state.used:
+            raise AssertionError(f"{method} was called before scale(): call scale(loss).backward() first")
+
     def _progress(self, optimizer: Optimizer) -> _Progress:
         return self._state.optimizers.setdefault(id(optimizer), _Progress())
 
@@ -212,6 +237,11 @@ class ConstantScaler(GradScaler):
     ----------
     scale : float
 
+    Raises
+    ------
+    ValueError
+        ``scale`` is not a positive number of FP32.
+
     Notes
     -----
     Section 3.2 of Micikevicius et al. 2018 (arXiv 1710.03740): constants from 8 to 32K, with the update skipped when
@@ -219,6 +249,10 @@ class ConstantScaler(GradScaler):
     """
 
     def __init__(self, scale: float) -> None:
+        with np.errstate(over="ignore", under="ignore"):
+            held = np.float32(scale)
+        if not (held > 0 and np.isfinite(held)):
+            raise ValueError(f"scale is {scale}; it must be positive and within FP32")
         super().__init__(init_scale=scale)
 
     def _adjust(self, found_inf: bool) -> None:

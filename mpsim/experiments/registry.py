@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Claim", "Progress", "Result", "get", "names", "run"]
+__all__ = ["Claim", "Progress", "Result", "Table", "get", "names", "run"]
 
 Progress: TypeAlias = "Callable[[float, str], None]"
 """Called with the share of the work done, 0 to 1, and what has just been finished."""
@@ -29,6 +29,15 @@ class Claim:
     holds: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Part of a result, ready to be shown."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
 class Result(Protocol):
     """What every study returns."""
 
@@ -43,6 +52,10 @@ class Result(Protocol):
     @property
     def claims(self) -> tuple[Claim, ...]:
         """The claims that the finished parts allow to judge."""
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """What was measured, for people."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dictionaries, lists, strings and numbers."""

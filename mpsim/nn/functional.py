@@ -25,17 +25,17 @@ def linear(x: Tensor | ArrayLike, weight: Tensor, bias: Tensor | None = None) ->
     return apply("linear", x, weight) if bias is None else apply("linear", x, weight, bias)
 
 
-def relu(x: Tensor) -> Tensor:
+def relu(x: Tensor | ArrayLike) -> Tensor:
     """Return max(x, 0)."""
     return as_tensor(x).relu()
 
 
-def tanh(x: Tensor) -> Tensor:
+def tanh(x: Tensor | ArrayLike) -> Tensor:
     """Return the hyperbolic tangent."""
     return as_tensor(x).tanh()
 
 
-def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+def log_softmax(x: Tensor | ArrayLike, dim: int = -1) -> Tensor:
     """Return the logarithm of the softmax along ``dim``."""
     return as_tensor(x).log_softmax(dim)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -54,40 +55,43 @@ class Linear(Module):
 class ReLU(Module):
     """max(x, 0)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         """Apply the function to each element."""
-        return x.relu()
+        return functional.relu(x)
 
 
 class Tanh(Module):
     """Hyperbolic tangent."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | ArrayLike) -> Tensor:
         """Apply the function to each element."""
-        return x.tanh()
+        return functional.tanh(x)
 
 
 class Sequential(Module):
     """Modules applied one after another."""
 
     def __init__(self, *modules: Module) -> None:
-        self.modules = modules
+        self._modules = modules
 
-    def children(self) -> Any:
+    def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield the modules under their positions."""
-        return ((str(i), module) for i, module in enumerate(self.modules))
+        return ((str(i), module) for i, module in enumerate(self._modules))
 
     def forward(self, x: Any) -> Any:
         """Pass ``x`` through all modules."""
-        for module in self.modules:
+        for module in self._modules:
             x = module(x)
         return x
 
     def __getitem__(self, index: int) -> Module:
-        return self.modules[index]
+        return self._modules[index]
 
     def __len__(self) -> int:
-        return len(self.modules)
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._modules)
 
 
 class CrossEntropyLoss(Module):

@@ -39,13 +39,18 @@ class Module:
         """Compute the output."""
         return self.forward(*inputs)
 
-    def children(self) -> Iterator[tuple[str, Module]]:
-        """Yield the modules directly below, with their names."""
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield the modules directly below, also those in a list or tuple, with their names."""
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
             elif isinstance(value, list | tuple):
-                yield from ((str(i), m) for i, m in enumerate(value) if isinstance(m, Module))
+                yield from ((f"{name}.{i}", m) for i, m in enumerate(value) if isinstance(m, Module))
+
+    def children(self) -> Iterator[Module]:
+        """Yield the modules directly below."""
+        for _, child in self.named_children():
+            yield child
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Yield every parameter once, with its dotted name."""
@@ -59,7 +64,7 @@ class Module:
         for name, value in vars(self).items():
             if isinstance(value, Parameter):
                 yield prefix + name, value
-        for name, child in self.children():
+        for name, child in self.named_children():
             yield from child._all_parameters(f"{prefix}{name}.")
 
     def parameters(self) -> Iterator[Parameter]:
@@ -82,7 +87,7 @@ class Module:
     def train(self, mode: bool = True) -> Self:
         """Switch this module and all below to training behaviour, or to evaluation's."""
         self.training = mode
-        for _, child in self.children():
+        for child in self.children():
             child.train(mode)
         return self
 
