@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import struct
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,23 @@ def _goes_away(rounding: Rounding, negative: bool) -> bool:
     return rounding is (Rounding.DOWN if negative else Rounding.UP)
 
 
-def _word(value: float, width: int) -> int:
-    """Return the float word of a value that is exact in it."""
-    kind = "<f" if width == 32 else "<d"
-    return int.from_bytes(struct.pack(kind, value), "little")
+def _word(sig: int, exponent: int, width: int) -> int:
+    """Return the float word of ``sig * 2**exponent``, which must be exact, without any float arithmetic.
+
+    Flush bits of the processor could change what `math.ldexp` and `struct.pack` make of subnormal numbers.
+    """
+    fraction_bits, bias = (23, 127) if width == 32 else (52, 1023)
+    top = sig.bit_length() - 1
+    shift = max(exponent + top, 1 - bias) - fraction_bits - exponent  # of the unit of the last place
+    significand = sig << -shift if shift <= 0 else sig >> shift
+    # The hidden bit adds 1 to the field below it; a subnormal has none.
+    return ((max(exponent + top + bias, 1) - 1) << fraction_bits) + significand if sig else 0
+
+
+def _word_of(fmt: FloatFormat, code: int, width: int) -> int:
+    """Return the float word of a finite code without sign."""
+    sig, exponent = fmt.parts(code)
+    return _word(sig, exponent, width)
 
 
 @functools.cache
@@ -35,11 +47,10 @@ def grid_for(
 ) -> NDArray[Any]:
     """Return the `GRID` record of ``fmt`` for source words of ``width`` bits, writing codes or values."""
     sign = fmt.sign_code if codes else int(fmt.signed) << (width - 1)
-    quiet_nan = _word(float("nan"), width) & ((1 << (width - 1)) - 1)
-    infinity = _word(float("inf"), width)
+    quiet_nan, infinity = (0x7FC00000, 0x7F800000) if width == 32 else (0x7FF8 << 48, 0x7FF0 << 48)
 
     def pattern(code: int) -> int:
-        return code if codes else _word(fmt.magnitude(code), width)
+        return code if codes else _word_of(fmt, code, width)
 
     largest = pattern(fmt.max_code)
     has_nan = fmt.nan_code is not None
@@ -65,7 +76,7 @@ def grid_for(
         return nans[negative]
 
     no_subnormals = not fmt.has_subnormals
-    gap_end = _word(fmt.min_normal, width) if no_subnormals else 0
+    gap_end = _word_of(fmt, fmt.min_code, width) if no_subnormals else 0
 
     grid = np.zeros(1, GRID)
     grid["m"] = fmt.m
@@ -93,21 +104,24 @@ def _flush_below(fmt: FloatFormat, width: int, rounding: Rounding, negative: boo
     """Return the smallest source word that is not tiny after rounding with unbounded exponent."""
     if not fmt.has_subnormals:
         return 0
-    normal = _word(fmt.min_normal, width)
+    normal = _word(1, fmt.emin, width)
     fraction_bits, source_emin = (23, -126) if width == 32 else (52, -1022)
     # Words per ulp in the binade below min_normal; there the source has one bit less if it is subnormal itself.
     step = 1 << max(fraction_bits - fmt.m - (fmt.emin == source_emin), 0)
     if rounding in _NEAREST and step > 1:
         # The tie goes up: below min_normal lies an odd significand. With p = 1 it is even.
         return normal - step // 2 + (rounding is Rounding.NEAREST_EVEN and fmt.m == 0)
-    return normal - step + 1 if _goes_away(rounding, negative) else normal
+    # With p = 1 it is also the code of min_normal that is odd.
+    up = _goes_away(rounding, negative) or (rounding is Rounding.TO_ODD and fmt.m == 0)
+    return normal - step + 1 if up else normal
 
 
 def _gap_up(fmt: FloatFormat, width: int, rounding: Rounding, gap_end: int, negative: bool) -> int:
     """Return from which source word a number between zero and the smallest number goes up."""
     if not gap_end or not fmt.has_zero:
         return 0
-    half = _word(fmt.min_normal / 2, width)
+    sig, exponent = fmt.parts(fmt.min_code)
+    half = _word(sig, exponent - 1, width)
     match rounding:
         case Rounding.NEAREST_EVEN:
             return half + 1

@@ -76,6 +76,9 @@ def encode(
     """
     source = as_source(x)
     plan = plan_for(fmt, source.itemsize, True, rounding, overflow, flush_subnormals, counters is not None)
+    if plan.fmt.p > 51:
+        refuse_wide_integers(x, plan.fmt)
+    source = apart(source, out) if out is not None else source
     result = output_array(out, source.shape, plan.dtype)
     run(plan, source, result, counters)
     return result
@@ -110,6 +113,7 @@ def decode(codes: ArrayLike, fmt: FormatLike, out: NDArray[Any] | None = None) -
     """
     f = get_format(fmt)
     words = _as_codes(codes, f)
+    words = apart(words, out) if out is not None else words
     return _decode(words, f, output_array(out, words.shape, f.value_dtype))
 
 
@@ -148,8 +152,8 @@ def classify(codes: ArrayLike, fmt: FormatLike) -> NDArray[np.uint8]:
 def as_source(x: ArrayLike) -> NDArray[Any]:
     """Return ``x`` as a contiguous float32 or float64 array of its shape, without rounding anything.
 
-    float16, bfloat16 and narrower floats become float32; integers float64, odd-rounded beyond 2**53, so that a
-    second rounding to 52 bits or fewer is right (Boldo and Melquiond 2008).
+    Narrower floats and bool become float32, integers float64; beyond 2**53 they are rounded to odd, so that a second
+    rounding to 51 bits or fewer is right (Boldo and Melquiond 2008).
     """
     array = np.asarray(x)
     kind, size = array.dtype.kind, array.dtype.itemsize
@@ -157,13 +161,29 @@ def as_source(x: ArrayLike) -> NDArray[Any]:
         dtype = np.dtype(f"f{size}")
     elif kind in "iu" and size == 8:
         return _odd_float64(array)
-    elif kind in "biu":
+    elif kind in "iu":
         dtype = np.dtype(np.float64)
-    elif (kind == "f" and size == 2) or _is_small_float(array.dtype):
+    elif kind == "b" or (kind == "f" and size <= 2) or _is_small_float(array.dtype):
         dtype = np.dtype(np.float32)
     else:
         raise TypeError(f"x has dtype {array.dtype}; real numbers are needed: float16, float32, float64 or integers")
     return np.asarray(array, dtype=dtype, order="C")
+
+
+def refuse_wide_integers(x: ArrayLike, fmt: FloatFormat) -> None:
+    """Raise where integers of more than 53 bits meet a format that `as_source` is not precise enough for."""
+    array = np.asarray(x)
+    if array.dtype.kind in "iu" and array.size and max(-int(array.min()), int(array.max())) > 1 << 53:
+        raise ValueError(
+            f"x has integers beyond 2**53, which cannot be rounded once to {fmt} (p = {fmt.p}): "
+            "convert them to float64 first"
+        )
+
+
+def apart(source: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+    """Return the source, or a copy where writing ``out`` would overwrite elements not read yet."""
+    same = source.itemsize == out.itemsize and source.ctypes.data == out.ctypes.data
+    return source.copy() if np.may_share_memory(source, out) and not same else source
 
 
 def output_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -302,7 +322,11 @@ def _odd_float64(array: NDArray[Any]) -> NDArray[np.float64]:
     """Return 64-bit integers as float64, rounded to odd where they have more than 53 bits."""
     negative = array < 0
     magnitude = np.where(negative, np.uint64(0) - array.astype(np.uint64), array.astype(np.uint64))
-    low = magnitude & np.uint64(0x7FF)
-    sticky = np.where(low != 0, np.uint64(0x800), np.uint64(0))
-    kept = np.where(magnitude >> np.uint64(53) != 0, (magnitude & ~np.uint64(0x7FF)) | sticky, magnitude)
-    return np.where(negative, -kept.astype(np.float64), kept.astype(np.float64))
+    # Bits beyond the 53rd: 64 - 53 at most, one fewer for each power of two below 2**63.
+    excess = np.zeros(array.shape, np.uint64)
+    for power in range(53, 64):
+        excess += (magnitude >> np.uint64(power)) != 0
+    kept = magnitude >> excess
+    kept |= (kept << excess) != magnitude
+    value = np.ldexp(kept.astype(np.float64), excess.astype(np.int64))
+    return np.where(negative, -value, value)

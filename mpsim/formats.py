@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import enum
 import functools
@@ -101,10 +102,20 @@ class FloatFormat:
                 f"{self.name}: infinities and NaNs in the IEEE way need w >= 2 and a fraction; got w = {self.w}, "
                 f"m = {self.m}. Choose another Specials"
             )
-        if self.quantum_exponent < -1074 or self.emax > 1023:
-            raise ValueError(f"{self.name}: 2**{self.quantum_exponent} .. 2**{self.emax} leaves the range of float64")
-        if self.specials is Specials.NONE and self.nan_to is None:
-            raise ValueError(f"{self.name} has no NaN: nan_to must be the code that a NaN is converted to")
+        if self.emin < -1022 or self.quantum_exponent < -1074 or self.emax > 1023:
+            raise ValueError(
+                f"{self.name}: emin = {self.emin}, emax = {self.emax}; float64 must hold every number, the normal ones "
+                "as normal: emin >= -1022 and emax <= 1023"
+            )
+        if not self.signed and self.specials is Specials.FNUZ:
+            raise ValueError(f"{self.name}: without a sign there is no negative zero to be NaN; choose Specials.FN")
+        if not self.has_zero and self.has_subnormals:
+            raise ValueError(f"{self.name}: subnormals begin with zero; has_zero = False needs has_subnormals = False")
+        if self.specials is Specials.NONE and not 0 <= (-1 if self.nan_to is None else self.nan_to) < 1 << self.bits:
+            raise ValueError(
+                f"{self.name} has no NaN: nan_to is {self.nan_to}; it must be the code, below 2**{self.bits}, "
+                "that a NaN is converted to"
+            )
 
     # Widths of the fields of a code.
 
@@ -233,11 +244,17 @@ class FloatFormat:
         """Type of decoded values: float32, or float64 where float32 cannot hold the format."""
         return np.dtype(np.float32 if self.fits_float32 else np.float64)
 
+    def parts(self, code: int) -> tuple[int, int]:
+        """Return ``sig`` and ``exponent`` of a finite code without sign: its value is ``sig * 2**exponent``."""
+        field, fraction = code >> self.m, code & ((1 << self.m) - 1)
+        if self.has_zero and code == 0:
+            return 0, self.quantum_exponent
+        hidden = (1 << self.m) if field or not self.has_subnormals else 0
+        return hidden + fraction, max(field, int(self.has_subnormals)) - self.bias - self.m
+
     def magnitude(self, code: int) -> float:
         """Return the exact value of a finite code without sign."""
-        field, fraction = code >> self.m, code & ((1 << self.m) - 1)
-        hidden = (1 << self.m) if field or not self.has_subnormals else 0
-        return math.ldexp(hidden + fraction, max(field, int(self.has_subnormals)) - self.bias - self.m)
+        return math.ldexp(*self.parts(code))
 
     def __str__(self) -> str:
         return self.name
@@ -413,10 +430,9 @@ def get_format(fmt: FormatLike) -> FloatFormat:
         return fmt
     if isinstance(fmt, str):
         return _parse(fmt.strip().lower().removeprefix("torch."))
-    try:
-        return _parse(np.dtype(fmt).name)
-    except TypeError:
-        pass
+    if fmt is not None:  # which NumPy would take for float64
+        with contextlib.suppress(TypeError):
+            return _parse(np.dtype(fmt).name)
     raise TypeError(f"fmt is {fmt!r}; a FloatFormat, a name such as 'fp16' or a NumPy dtype is needed")
 
 
@@ -489,18 +505,19 @@ def finfo(fmt: FormatLike) -> FInfo:
     """
     f = get_format(fmt)
     precision = int(f.m * math.log10(2))
+    negep = max(-f.p, f.quantum_exponent)  # the gap below 1 is no smaller than the quantum of subnormals
     return FInfo(
         dtype=f,
         bits=f.bits,
         eps=f.eps,
-        epsneg=f.u,
+        epsneg=math.ldexp(1.0, negep),
         iexp=f.w,
         machep=-f.m,
         max=f.max_finite,
         maxexp=f.emax + 1,
-        min=-f.max_finite if f.signed else 0.0,
+        min=-f.max_finite if f.signed else 0.0 if f.has_zero else f.min_normal,
         minexp=f.emin,
-        negep=-f.p,
+        negep=negep,
         nexp=f.w,
         nmant=f.m,
         precision=precision,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from mpsim.encoding import decode, encode
 from mpsim.formats import FP32, TF32, FloatFormat, FormatLike, get_format
 from mpsim.rounding import Rounding, round_to
 from mpsim.units import Family, InputsLike, MatrixUnit, UnitLike
-from mpsim_kernels.fused_dot import FusedDot
-from mpsim_kernels.gemm import Operand, fused_gemm
+from mpsim_kernels.fused_dot import FusedDot, Operand
+from mpsim_kernels.gemm import fused_gemm
 
 __all__ = ["matmul", "matmul_codes"]
 
@@ -148,18 +149,17 @@ def _product(a: Values, b: Values, c: Values | None, row: MatrixUnit) -> Values:
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     except ValueError:
         raise ValueError(f"matmul: a is {a.shape}, b is {b.shape}; the leading axes do not broadcast") from None
-    shape = (*batch, left.shape[-2], right.shape[-1])
-    visible = shape[: len(shape) - vector_a - vector_b] if not vector_a or vector_b else (*batch, shape[-1])
+    (m, k), n = left.shape[-2:], right.shape[-1]
+    shape = (*batch, m, n)
+    visible = (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
     start = None if c is None else _broadcast_start(c, visible, shape)
-    if right.ndim == 2 and left.ndim > 2:
+    if right.ndim == 2:
         # Every matrix of a meets the same b: their rows are the rows of one matrix.
-        flat = left.reshape(-1, left.shape[-1])
-        d = _matrix_product(flat, right, None if start is None else start.reshape(-1, shape[-1]), row)
-        return d.reshape(visible)
-    if not batch:
-        return _matrix_product(left, right, start, row).reshape(visible)
-    left = np.broadcast_to(left, (*batch, *left.shape[-2:]))
-    right = np.broadcast_to(right, (*batch, *right.shape[-2:]))
+        rows = math.prod((*batch, m))
+        flat = None if start is None else start.reshape(rows, n)
+        return _matrix_product(left.reshape(rows, k), right, flat, row).reshape(visible)
+    left = np.broadcast_to(left, (*batch, m, k))
+    right = np.broadcast_to(right, (*batch, k, n))
     d = np.empty(shape, np.float32)
     for index in np.ndindex(batch):
         d[index] = _matrix_product(left[index], right[index], None if start is None else start[index], row)
@@ -179,7 +179,8 @@ def _matrix_product(a: Values, b: Values, c: Values | None, row: MatrixUnit) -> 
         case Family.FUSED:
             return fused_gemm(a, b, c, *_numbers(row))
         case Family.NATIVE:
-            d = np.matmul(a, b) if c is None else np.matmul(a, b) + c
+            with np.errstate(all="ignore"):
+                d = np.matmul(a, b) if c is None else np.matmul(a, b) + c
             return _values(d, get_format(row.out), False)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.counters import Counters
-from mpsim.encoding import as_source, decode, encode, output_array, plan_for, run
+from mpsim.encoding import apart, as_source, decode, encode, output_array, plan_for, refuse_wide_integers, run
 from mpsim.formats import FormatLike
 from mpsim.modes import Overflow, Rounding
 
@@ -60,6 +60,9 @@ def round_to(
     """
     source = as_source(x)
     plan = plan_for(fmt, source.itemsize, False, rounding, overflow, flush_subnormals, counters is not None)
+    if plan.fmt.p > 51:
+        refuse_wide_integers(x, plan.fmt)
+    source = apart(source, out) if out is not None else source
     if plan.fmt.fits_float32 and plan.width > 8 * source.itemsize:
         # Numbers subnormal in float32 may be normal here: go through float64 words and the code.
         codes = encode(source, plan.fmt, rounding, overflow, flush_subnormals, counters)

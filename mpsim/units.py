@@ -129,14 +129,15 @@ _INTEGER_BITS = {"volta": 5, "turing": 6, "ampere": 6, "ada": 6, "hopper": 7, "b
 def _fused(
     architecture: str, instruction: str, inputs: str, out: str, k: int, length: int, bits: int, evidence: str
 ) -> MatrixUnit:
-    """Return the row of a 16-bit or tf32 instruction of an NVIDIA tensor core."""
+    """Return the row of a 16-bit or tf32 instruction of an NVIDIA tensor core; two inputs have a blank between."""
+    a, b = (inputs.split() * 2)[:2]
     return MatrixUnit(
         family=Family.FUSED,
         architecture=architecture,
         devices=_DEVICES[architecture],
         instruction=instruction,
-        a=inputs,
-        b=inputs,
+        a=a,
+        b=b,
         out=out,
         accumulators=("fp32", "fp16") if instruction == "mma.m8n8k4" and out == "fp32" else (out,),
         k=k,
@@ -192,7 +193,13 @@ UNITS: tuple[MatrixUnit, ...] = (
     *_hopper_like("blackwell", "A"),
     *(
         _fused("blackwell", f"tcgen05.mma.k{k}", inputs, out, k, k, 25, "C")
-        for inputs, out, k in (("fp16", "fp32", 16), ("fp16", "fp16", 16), ("bf16", "fp32", 16), ("tf32", "fp32", 8))
+        for inputs, out, k in (
+            ("fp16", "fp32", 16),
+            ("fp16", "fp16", 16),
+            ("bf16", "fp32", 16),
+            ("fp16 bf16", "fp32", 16),
+            ("tf32", "fp32", 8),
+        )
     ),
     *_hopper_like("rtx-blackwell", "B"),
 )

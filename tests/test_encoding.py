@@ -7,6 +7,7 @@ import pytest
 from bits import assert_same_bits, bit_patterns
 from mpsim.encoding import classify, decode, encode
 from mpsim.formats import CATALOGUE, FP16, FP64, FloatFormat, Specials, get_format
+from mpsim.rounding import round_to
 from reference import rounding as twin
 from reference.critical import critical_inputs
 from reference.samples import (
@@ -455,9 +456,18 @@ def test_integers_are_rounded_once(fmt: FloatFormat):
     for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
         limits = np.iinfo(dtype)
         fitting = [*sorted(n for n in numbers if limits.min <= n <= limits.max), limits.min, limits.max]
+        if fmt.p > 51:
+            fitting = [n for n in fitting if abs(n) <= 2**53]
         x = np.array(fitting, dtype=dtype)
         for rounding in twin.MODES:
             assert_same_bits(encode(x, fmt, rounding), twin.encode_array(fmt, fitting, rounding), x)
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("convert", [encode, round_to])
+def test_integers_too_wide_to_round_once_are_refused(convert: Any, number: int):
+    with pytest.raises(ValueError, match=r"integers beyond 2\*\*53.*fp64.*float64 first"):
+        convert(np.array([1, number]), FP64)
 
 
 @pytest.mark.parametrize("x", [3, 2.7, True, np.float16(2.7), np.float32(2.7), np.int16(-3), [1, 2.5], [[True, False]]])

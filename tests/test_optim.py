@@ -78,7 +78,9 @@ def test_a_step_of_fp16_weights_is_computed_exactly_and_rounded_once(w: int, lr:
 def test_steps_of_many_random_weights_are_exact(fmt: FloatFormat):
     rng = np.random.default_rng(0)
     count = 2000 if JIT else 200
-    w, g = (round_to((rng.normal(size=count) * 2.0 ** rng.integers(-8, 3, count)).astype(np.float32), fmt) for _ in "wg")
+    w, g = (
+        round_to((rng.normal(size=count) * 2.0 ** rng.integers(-8, 3, count)).astype(np.float32), fmt) for _ in "wg"
+    )
     lr = np.float32(0.1)
     p = parameter(w, g, fmt)
     optim.SGD([p], lr=0.1).step()
@@ -247,4 +249,3 @@ def test_arguments_that_cannot_work_are_refused_with_their_name(
 ):
     with pytest.raises(error, match=message):
         optim.SGD(**{"params": [Tensor([1.0], requires_grad=True)], **arguments})
-

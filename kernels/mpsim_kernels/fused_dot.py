@@ -4,13 +4,26 @@ Slow and general. `mpsim_kernels.gemm` has the fast path for inputs whose expone
 takes everything else, and is itself checked against an exact rational twin.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim_kernels._jit import kernel
+from mpsim_kernels._threads import in_ranges
 
-__all__ = ["INF_EXPONENT", "NAN_EXPONENT", "NAN_WORD", "FusedDot", "fused_rows", "split_floats", "split_word"]
+__all__ = [
+    "INF_EXPONENT",
+    "NAN_EXPONENT",
+    "NAN_WORD",
+    "FusedDot",
+    "Operand",
+    "Words",
+    "fused_rows",
+    "general_gemm",
+    "split_floats",
+    "split_word",
+]
 
 INF_EXPONENT = 10_000
 """Exponent that `split_floats` gives an infinity; its significand is the sign, 1 or -1."""
@@ -20,6 +33,9 @@ NAN_WORD = 0x7FFFFFFF
 """The one NaN of NVIDIA's units, as the word of a float32."""
 
 _NOTHING = -(1 << 20)  # below every exponent
+_WORK = 1 << 16  # products worth a thread
+
+Words: TypeAlias = NDArray[np.int32]
 
 
 class FusedDot(NamedTuple):
@@ -40,6 +56,15 @@ class FusedDot(NamedTuple):
     """Exponent from which on a result is infinite, less one."""
     nearest: bool
     """Whether the result is rounded to nearest even; if not, toward zero."""
+
+
+class Operand(NamedTuple):
+    """What the kernels must know about an operand's format."""
+
+    p: int
+    """Significand bits, the hidden bit included."""
+    emin: int
+    """Exponent of subnormals, which stay unnormalised."""
 
 
 @kernel
@@ -125,8 +150,11 @@ def _result(total: Any, e: Any, unit: Any) -> Any:
 
 
 @kernel
-def _dot(a: Any, ea: Any, b: Any, eb: Any, word: Any, unit: Any) -> Any:
-    """Return the word of the accumulator after all blocks of one dot product."""
+def _dot(a: Any, ea: Any, b: Any, eb: Any, word: Any, infinite: Any, unit: Any) -> Any:
+    """Return the word of the accumulator after all blocks of one dot product.
+
+    ``infinite`` is the sign of the infinite products if it is known and all are of one sign, else 0.
+    """
     k, length = a.size, unit.block_length
     for start in range(0, max(k, 1), length):
         stop = min(start + length, k)
@@ -149,6 +177,9 @@ def _dot(a: Any, ea: Any, b: Any, eb: Any, word: Any, unit: Any) -> Any:
         if plus or minus:
             # Nothing finite changes an infinity; a later NaN or opposite infinity does.
             word = np.int64((0x1FF if minus else 0xFF) << 23)
+            if infinite != 0:
+                # Nothing can follow but infinities of the known sign, and one does if none was there before.
+                return word if minus == (infinite < 0) else np.int64(NAN_WORD)
             continue
         largest = max(largest, np.int64(unit.floor))
         total = _align(c, ec - largest + unit.fraction_bits - 23) if c != 0 else np.int64(0)
@@ -173,12 +204,59 @@ def fused_rows(a: Any, ea: Any, b: Any, eb: Any, c: Any, where: Any, d: Any, uni
         The same of the transposed right operand.
     c, d : uint32 [M, N]
         Words of float32: accumulators, which are values of the result's format, and results.
-    where : bool [M, N]
-        Which results to write.
+    where : int8 [M, N]
+        0 where no result is wanted; 2 or -2 where there are infinite products, all of this sign and none of them
+        NaN, and the accumulator is finite; else 1.
     unit : FusedDot
         ``fraction_bits`` of at most 46, so that no sum leaves 64 bits.
     """
     for i in range(d.shape[0]):
         for j in range(d.shape[1]):
-            if where[i, j]:
-                d[i, j] = np.uint32(_dot(a[i], ea[i], b[j], eb[j], np.int64(c[i, j]), unit))
+            if where[i, j] != 0:
+                infinite = np.int64(where[i, j] if where[i, j] != 1 else 0)
+                d[i, j] = np.uint32(_dot(a[i], ea[i], b[j], eb[j], np.int64(c[i, j]), infinite, unit))
+
+
+def general_gemm(
+    words_a: Words,
+    words_b: Words,
+    words_c: Words | None,
+    unit: FusedDot,
+    operands: tuple[Operand, Operand],
+    where: NDArray[np.int8] | None = None,
+) -> Words:
+    """Return ``a @ b + c`` for any unit and any numbers.
+
+    Parameters
+    ----------
+    words_a, words_b, words_c : int32 [M, K], [K, N] and [M, N], contiguous
+        Words of float32: values of the operands' and of the result's format. None is zero.
+    unit : FusedDot
+    operands : pair of Operand
+    where : int8 [M, N], optional
+        As for `fused_rows`; results that are not wanted are undefined.
+
+    Returns
+    -------
+    d : int32 [M, N]
+        Words of float32.
+    """
+    shape = words_a.shape[0], words_b.shape[1]
+    a, ea = _split(words_a, operands[0])
+    b, eb = _split(np.ascontiguousarray(words_b.T), operands[1])
+    c = (np.zeros(shape, np.int32) if words_c is None else words_c).view(np.uint32)
+    d = np.empty(shape, np.uint32)
+    wanted = np.ones(shape, np.int8) if where is None else where
+
+    def task(start: int, stop: int) -> None:
+        rows = slice(start, stop)
+        fused_rows(a[rows], ea[rows], b, eb, c[rows], wanted[rows], d[rows], unit)
+
+    in_ranges(task, shape[0], max(_WORK // max(b.size, 1), 1))
+    return d.view(np.int32)
+
+
+def _split(words: Words, operand: Operand) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
+    sigs, exponents = np.empty(words.shape, np.int32), np.empty(words.shape, np.int16)
+    split_floats(words.reshape(-1).view(np.uint32), operand.emin, sigs.reshape(-1), exponents.reshape(-1))
+    return sigs, exponents

@@ -13,29 +13,19 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
 from mpsim_kernels._threads import in_ranges
-from mpsim_kernels.fused_dot import NAN_WORD, FusedDot, fused_rows, split_floats
-from mpsim_kernels.panels import OVERFLOWN, ZERO_EXPONENT, PanelNumbers, make_panel_rows, pack, survey
-from mpsim_kernels.wide_panels import WidePanelNumbers, make_wide_panel_rows, pack_wide
+from mpsim_kernels.fused_dot import FusedDot, Operand, Words, general_gemm
+from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN
+from mpsim_kernels.packing import ZERO_EXPONENT, pack, pack_wide, survey
+from mpsim_kernels.panels import OVERFLOWN, PanelNumbers, make_panel_rows
+from mpsim_kernels.specials import mark_specials
+from mpsim_kernels.wide_panels import WidePanelNumbers, make_wide_panel_rows
 
 __all__ = ["Operand", "fused_gemm", "thread_count"]
 
-Words: TypeAlias = NDArray[np.int32]
-
-_MAGNITUDE, _INF = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
 _PANEL = 512  # columns; a block of 8 rows of B and a row of accumulators fit the first-level cache
+_OVERFLOWN_WORD = OVERFLOWN.view(np.int32)
 _WORK = 1 << 21  # multiplications worth a thread
-_PLUS, _MINUS, _NAN = np.uint8(1), np.uint8(2), np.uint8(4)
-
-
-class Operand(NamedTuple):
-    """What the kernels must know about an operand's format."""
-
-    p: int
-    """Significand bits, the hidden bit included."""
-    emin: int
-    """Exponent of subnormals, which stay unnormalised."""
 
 
 class _Window(NamedTuple):
@@ -82,14 +72,14 @@ def fused_gemm(
     seen_a, seen_b = survey(words_a.reshape(-1)), survey(words_b.reshape(-1))
     window = _window(seen_a[:2], seen_b[:2], unit, operands)
     if window is None and not _wide_holds(unit, operands):
-        return _general(words_a, words_b, words_c, unit, operands)
+        return general_gemm(words_a, words_b, words_c, unit, operands).view(np.float32)
     starts, small, odd = _starts(words_c, window, unit)
     if window is None:
         d = _wide(words_a, words_b, starts, unit, operands)
     else:
         d = _narrow(words_a, words_b, starts, unit, operands, window)
     if unit.nearest:
-        d[(d & _MAGNITUDE) == OVERFLOWN.view(np.int32)] ^= OVERFLOWN.view(np.int32) ^ _INF
+        d[(d & MAGNITUDE) == _OVERFLOWN_WORD] ^= _OVERFLOWN_WORD ^ INF
     if small is not None and words_c is not None:
         untouched = small & (d == starts)
         d[untouched] = _without_products(words_c[untouched], unit)
@@ -169,8 +159,8 @@ def _starts(
     has_small = window is not None and unit.floor < window.lowest and smallest < window.lowest + 127
     if finite and not has_small:
         return words_c, None, False
-    magnitude = words_c & _MAGNITUDE
-    starts = np.where(magnitude >= _INF, np.int32(0), words_c)
+    magnitude = words_c & MAGNITUDE
+    starts = np.where(magnitude >= INF, np.int32(0), words_c)
     if window is None or not has_small:
         return starts, None, not finite
     least = np.int32((window.lowest + 127) << 23)
@@ -245,43 +235,12 @@ def _run(panel_rows: Callable[..., None], a: _Packed, b: _Packed, acc: Words, nu
     return np.ascontiguousarray(acc[:, :n])
 
 
-def _general(
-    words_a: Words,
-    words_b: Words,
-    words_c: Words | None,
-    unit: FusedDot,
-    operands: tuple[Operand, Operand],
-    where: NDArray[np.bool_] | None = None,
-) -> NDArray[np.float32]:
-    """Return the results of any inputs, on 64-bit integers; undefined where ``where`` is false."""
-    shape = words_a.shape[0], words_b.shape[1]
-    a, ea = _split(words_a, operands[0])
-    b, eb = _split(np.ascontiguousarray(words_b.T), operands[1])
-    c = (np.zeros(shape, np.int32) if words_c is None else words_c).view(np.uint32)
-    d = np.empty(shape, np.uint32)
-    wanted = np.ones(shape, np.bool_) if where is None else where
-
-    def task(start: int, stop: int) -> None:
-        rows = slice(start, stop)
-        fused_rows(a[rows], ea[rows], b, eb, c[rows], wanted[rows], d[rows], unit)
-
-    in_ranges(task, shape[0], max((_WORK >> 5) // max(b.size, 1), 1))
-    return d.view(np.float32)
-
-
-def _split(words: Words, operand: Operand) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
-    sigs, exponents = np.empty(words.shape, np.int32), np.empty(words.shape, np.int16)
-    split_floats(words.reshape(-1).view(np.uint32), operand.emin, sigs.reshape(-1), exponents.reshape(-1))
-    return sigs, exponents
-
-
 def _without_products(words_c: Words, unit: FusedDot) -> Words:
     """Return what becomes of accumulators (words, 1-D) in blocks without products."""
     nothing = np.empty((1, 0), np.float32).view(np.int32)
     columns = np.empty((0, words_c.size), np.float32).view(np.int32)
     anything = Operand(24, -126)
-    d: Words = _general(nothing, columns, words_c[None, :], unit, (anything, anything)).view(np.int32)
-    return d.reshape(-1)
+    return general_gemm(nothing, columns, words_c[None, :], unit, (anything, anything)).reshape(-1)
 
 
 def _set_specials(
@@ -293,48 +252,11 @@ def _set_specials(
     operands: tuple[Operand, Operand],
 ) -> None:
     """Set the outputs that an infinity or a NaN decides; ``d`` has the results of the finite products."""
-    marks = np.zeros(d.shape, np.uint8)
-    if words_c is not None:
-        magnitude = words_c & _MAGNITUDE
-        marks[magnitude == _INF] = _PLUS
-        marks[words_c == _INF | np.int32(-(1 << 31))] = _MINUS
-        marks[magnitude > _INF] = _NAN
-    from_c = marks != 0
-    odd_rows = ((words_b & _MAGNITUDE) >= _INF).any(axis=1)
-
-    def task(start: int, stop: int) -> None:
-        _mark(words_a[start:stop], words_b, odd_rows, marks[start:stop])
-
-    in_ranges(task, d.shape[0], max(_WORK // max(words_b.size, 1), 1))
-    marked = marks != 0
-    # A sum that overflowed meets an infinity of the other sign: which came first decides.
-    sign_of = np.where(marks == _MINUS, np.int32(-(1 << 31)), np.int32(0))
-    late = marked & ~from_c & ((d & _MAGNITUDE) == _INF) & ((d & ~_MAGNITUDE) != sign_of) & (marks < 3)
-    d[marked] = sign_of[marked] | _INF
-    d[(marks >= 3)] = np.int32(NAN_WORD)
+    decided, first = mark_specials(words_a, words_b, words_c)
+    # A sum that has overflowed meets an infinity of the other sign: which came first matters.
+    overflown = (d & MAGNITUDE) == INF
+    late = overflown & ~first & ((decided ^ d) == SIGN)
+    np.copyto(d, decided, where=decided != 0)
     if late.any():
-        d[late] = _general(words_a, words_b, words_c, unit, operands, late).view(np.int32)[late]
-
-
-@kernel
-def _mark(a: Any, b: Any, odd_rows: Any, marks: Any) -> None:
-    """Mark which infinities and NaNs the products of each output have.
-
-    ``a`` int32 [M, K] and ``b`` int32 [K, N] are words of float32; ``odd_rows`` bool [K] says which rows of ``b``
-    have infinities or NaNs; ``marks`` uint8 [M, N] gains bits.
-    """
-    for i in range(a.shape[0]):
-        mark = marks[i]
-        for k in range(a.shape[1]):
-            x = np.int32(a[i, k])
-            mx = np.int32(x & _MAGNITUDE)
-            if mx < _INF and not odd_rows[k]:
-                continue
-            row = b[k]
-            for j in range(mark.size):
-                y = np.int32(row[j])
-                my = np.int32(y & _MAGNITUDE)
-                infinite = mx == _INF or my == _INF
-                nan = mx > _INF or my > _INF or (infinite and (mx == 0 or my == 0))
-                sign = _MINUS if np.int32(x ^ y) < 0 else _PLUS
-                mark[j] |= _NAN if nan else (sign if infinite else np.uint8(0))
+        signs = np.where(late, np.where(decided < 0, np.int8(-2), np.int8(2)), np.int8(0))
+        np.copyto(d, general_gemm(words_a, words_b, words_c, unit, operands, signs), where=late)

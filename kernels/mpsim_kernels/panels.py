@@ -20,30 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpsim_kernels._jit import kernel
+from mpsim_kernels.lanes import SIGN, TILE, higher, power_of_two, sign_and_magnitude, sum_32
 
-__all__ = [
-    "OVERFLOWN",
-    "TILE",
-    "ZERO_EXPONENT",
-    "PanelNumbers",
-    "higher",
-    "make_panel_rows",
-    "pack",
-    "power_of_two",
-    "sign_and_magnitude",
-    "sum_32",
-    "survey",
-]
-
-ZERO_EXPONENT = -64
-"""Packed exponent of a zero: with any packed exponent, at most 63, the sum stays below every nonzero product's."""
+__all__ = ["OVERFLOWN", "PanelNumbers", "make_panel_rows"]
 
 OVERFLOWN = np.float32(2.0**100)
 """Stands for an infinite fp16 accumulator: it absorbs every product and overflows again."""
-
-_SIGN = np.int32(-(1 << 31))
-TILE = 64
-"""Rows of accumulators that stay in the second-level cache while the blocks of a panel pass."""
 
 
 class PanelNumbers(NamedTuple):
@@ -64,80 +46,8 @@ class PanelNumbers(NamedTuple):
 
 
 @kernel
-def survey(words: Any) -> Any:
-    """Return smallest and largest biased exponent of the finite nonzero float32 words, and whether all are finite.
-
-    Without a finite nonzero number the smallest is 255 and the largest 0. ``words`` is int32 [n].
-    """
-    smallest, largest, top = np.int32(255), np.int32(0), np.int32(0)
-    for i in range(words.size):
-        magnitude = np.int32(words[i] & np.int32(0x7FFFFFFF))
-        field = np.int32(magnitude >> 23)
-        smallest = min(smallest, np.int32(255) if magnitude == 0 else field)
-        largest = max(largest, np.int32(0) if field == 255 else field)
-        top = max(top, field)
-    return smallest, largest, top != 255
-
-
-@kernel
-def pack(words: Any, emin: Any, base: Any, values: Any, exponents: Any) -> None:
-    """Copy the columns of a matrix into panels, beside their exponents less ``base``.
-
-    Parameters
-    ----------
-    words : int32 [R, C]
-        Words of float32. Infinities and NaNs are packed as zeros.
-    emin : int
-        Exponent of the format's subnormals.
-    base : int
-        Chosen so that packed exponents are between `ZERO_EXPONENT` + 1 and 63.
-    values : int32 [P, R', W], exponents : int8 [P, R', W]
-        Panels of W columns, P * W >= C and R' >= R; what lies outside the matrix becomes zero.
-    """
-    panels, rows, width = values.shape
-    lowest, shift = np.int32(emin), np.int32(base)
-    for p in range(panels):
-        for r in range(rows):
-            value, exponent = values[p, r], exponents[p, r]
-            inside = min(max(words.shape[1] - p * width, 0), width) if r < words.shape[0] else 0
-            if inside:
-                row = words[r, p * width : p * width + inside]
-                for j in range(inside):
-                    word = np.int32(row[j])
-                    field = np.int32(np.int32(word >> 23) & np.int32(255))
-                    ordinary = np.int32(word & np.int32(0x7FFFFFFF)) != 0 and field != 255
-                    e = np.int32(max(np.int32(field - 127), lowest) - shift)
-                    value[j] = word if ordinary else np.int32(0)
-                    exponent[j] = np.int8(e if ordinary else np.int32(ZERO_EXPONENT))
-            for j in range(inside, width):
-                value[j] = 0
-                exponent[j] = ZERO_EXPONENT
-
-
-# Casts such as np.int32(a + b) are not decoration: Numba would widen the sum to 64 bits and so halve the lanes.
-
-
-@kernel
-def higher(a: Any, b: Any) -> Any:
-    """Return the larger of two numbers of one type."""
-    return a if a > b else b
-
-
-@kernel
-def sum_32(a: Any, b: Any) -> Any:
-    """Return the sum of two int32, which must fit."""
-    return np.int32(a + b)
-
-
-@kernel
 def _exponent(a: Any, b: Any) -> Any:
     return np.int8(a + b)  # both are at least -64 and at most 63
-
-
-@kernel
-def power_of_two(biased: Any) -> Any:
-    """Return the float32 with this biased exponent and no fraction."""
-    return np.int32(np.int32(biased) << 23).view(np.float32)
 
 
 @kernel
@@ -232,7 +142,7 @@ def _nearest(sign: Any, magnitude: Any, unit: Any, n: PanelNumbers) -> Any:
 @kernel
 def _closed(total: Any, e: Any, n: PanelNumbers, nearest: Any) -> Any:
     """Return the accumulator of a block whose aligned sum is ``total``."""
-    sign, magnitude = np.int32(total & _SIGN), np.int32(-total) if total < 0 else total
+    sign, magnitude = np.int32(total & SIGN), np.int32(-total) if total < 0 else total
     unit = np.int32(e - n.bits)
     return _nearest(sign, magnitude, unit, n) if nearest else _truncated(sign, magnitude, unit, n.p)
 
@@ -281,22 +191,6 @@ def _add_8(a: Any, b: Any, acc: Any, top: Any, n: PanelNumbers, total: Any) -> N
         low = _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale)
         high = _sum_of_4(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], scale)
         total[j] = sum_32(total[j], sum_32(low, high))
-
-
-@kernel
-def sign_and_magnitude(low: Any, high: Any) -> Any:
-    """Return the sign bit and the magnitude of ``low + high``, below 2**32, and whether the magnitude was halved.
-
-    A large sum is halved to fit an int32. No result keeps its last bit; where rounding may look at it, it is sticky.
-    """
-    wrapped = np.int32(np.int64(low) + np.int64(high))
-    # Two numbers of one sign whose sum shows the other: it has left 32 bits, and its sign is theirs.
-    left = np.int32(np.int32(low ^ wrapped) & np.int32(high ^ wrapped))
-    sign = np.int32(np.int32(wrapped ^ left) & _SIGN)
-    magnitude = np.uint32(-np.int64(wrapped) if sign != 0 else np.int64(wrapped))
-    large = magnitude >= np.uint32(1 << 30)
-    halved = np.uint32(np.uint32(magnitude >> np.uint32(1)) | np.uint32(magnitude & np.uint32(1)))
-    return sign, np.int32(halved if large else magnitude), large
 
 
 @kernel

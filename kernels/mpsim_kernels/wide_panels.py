@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpsim_kernels._jit import kernel
-from mpsim_kernels.fused_dot import split_word
-from mpsim_kernels.panels import TILE, higher, power_of_two, sign_and_magnitude, sum_32
+from mpsim_kernels.lanes import INF, MAGNITUDE, TILE, higher, power_of_two, sign_and_magnitude, sum_32
 
-__all__ = ["WidePanelNumbers", "make_wide_panel_rows", "pack_wide"]
+__all__ = ["WidePanelNumbers", "make_wide_panel_rows"]
 
-_ZERO_EXPONENT = -600  # with any exponent the sum stays below every nonzero product's, and two of them fit an int16
-_FRACTION, _HIDDEN, _INF = np.int32(0x7FFFFF), np.int32(0x800000), np.int32(0x7F800000)
-_MAGNITUDE, _SIGN = np.int32(0x7FFFFFFF), np.int32(-(1 << 31))
+_FRACTION, _HIDDEN = np.int32(0x7FFFFF), np.int32(0x800000)
 
 
 class WidePanelNumbers(NamedTuple):
@@ -31,33 +28,6 @@ class WidePanelNumbers(NamedTuple):
     """Exponent that terms are aligned to at least."""
     keep: Any
     """Mask of the bits of a float32 that a result keeps."""
-
-
-@kernel
-def pack_wide(words: Any, emin: Any, values: Any, exponents: Any) -> None:
-    """Split the columns of a matrix into panels of significands and exponents.
-
-    Parameters
-    ----------
-    words : int32 [R, C]
-        Words of float32. Infinities and NaNs are packed as zeros.
-    emin : int
-        Exponent of the format's subnormals.
-    values : float32 [P, R', W], exponents : int16 [P, R', W]
-        Panels of W columns, P * W >= C and R' >= R; what lies outside the matrix becomes zero.
-    """
-    panels, rows, width = values.shape
-    for p in range(panels):
-        for r in range(rows):
-            for j in range(width):
-                column = p * width + j
-                values[p, r, j] = np.float32(0)
-                exponents[p, r, j] = _ZERO_EXPONENT
-                if r < words.shape[0] and column < words.shape[1]:
-                    sig, e = split_word(np.int64(words[r, column]) & np.int64(0xFFFFFFFF), np.int64(emin))
-                    if sig != 0 and e <= 127:
-                        values[p, r, j] = np.float32(np.float32(sig) * np.float32(2.0**-23))  # exact
-                        exponents[p, r, j] = np.int16(e)
 
 
 @kernel
@@ -87,7 +57,7 @@ def _begin(acc: Any, top: Any, n: WidePanelNumbers, base: Any, low: Any, high: A
         word = np.float32(acc[j]).view(np.int32)
         field = np.int32(np.int32(word >> 23) & np.int32(255))
         fraction = np.int32(word & _FRACTION)
-        zero = np.int32(word & _MAGNITUDE) == 0
+        zero = np.int32(word & MAGNITUDE) == 0
         own = np.int32(higher(field, np.int32(1)) - np.int32(127))
         e = higher(np.int32(top[j]), np.int32(-1000) if zero else own)
         sig = np.int32(fraction if field == 0 else np.int32(fraction | _HIDDEN))
@@ -131,10 +101,10 @@ def _close(low: Any, high: Any, base: Any, n: WidePanelNumbers, acc: Any) -> Non
         subnormal = np.int32(0) if deep else np.int32(sig >> down)
         normal = np.int32(np.int32(higher(field, np.int32(1)) << 23) | np.int32(word & _FRACTION))
         finite = np.int32((normal if field > 0 else subnormal) & n.keep)
-        size = np.int32(0) if magnitude == 0 else (_INF if field > 254 else finite)
+        size = np.int32(0) if magnitude == 0 else (INF if field > 254 else finite)
         result = np.int32(size | (sign if size != 0 else np.int32(0)))
         before = np.float32(acc[j]).view(np.int32)
-        stays = np.int32(before & _MAGNITUDE) == _INF  # nothing finite changes an infinity
+        stays = np.int32(before & MAGNITUDE) == INF  # nothing finite changes an infinity
         acc[j] = np.int32(before if stays else result).view(np.float32)
 
 

@@ -38,9 +38,7 @@ class Replay:
     def __init__(self, case: dict[str, Any]) -> None:
         self.scaler = amp.GradScaler(**case["params"])
         self.params = [parameter(o["param"]) for o in case["optimizers"]]
-        self.optimizers = [
-            optim.SGD([p], lr=o["lr"]) for p, o in zip(self.params, case["optimizers"], strict=True)
-        ]
+        self.optimizers = [optim.SGD([p], lr=o["lr"]) for p, o in zip(self.params, case["optimizers"], strict=True)]
         self.saved: dict[str, Any] = {}
         self.skipped: list[bool | None] = []
 
@@ -54,7 +52,7 @@ class Replay:
     def set_grad(self, opt: int, grad: list[Any]) -> None:
         self.params[opt].grad = Tensor(float32s(grad))
 
-    def true_grad(self, opt: int, true: list[float], round: str) -> None:  # noqa: A002 - the file's name
+    def true_grad(self, opt: int, true: list[float], round: str) -> None:
         with np.errstate(over="ignore"):
             scaled = float32s(true) * np.float32(self.scaler.get_scale())
         self.params[opt].grad = Tensor(round_to(scaled, round))

@@ -1,6 +1,10 @@
 """The fast paths against the general one, and what must not change a bit: threads, tiles, strides, MXCSR."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -14,7 +18,9 @@ from mpsim.encoding import decode
 from mpsim.formats import FP16, get_format
 from mpsim.matmul import _numbers
 from mpsim.units import MatrixUnit
-from mpsim_kernels import gemm, panels
+from mpsim_kernels import gemm
+from mpsim_kernels.fused_dot import general_gemm
+from mpsim_kernels.packing import survey
 from reference.fused_cases import CORNERS
 
 SIZE = 9 if numba.config.DISABLE_JIT else 90
@@ -54,7 +60,7 @@ KINDS = ("any", "close", "zeros", "subnormal", "special")
 
 def general(a: Floats, b: Floats, c: Floats | None, unit: MatrixUnit) -> Floats:
     start = None if c is None else gemm._words(c)
-    return gemm._general(gemm._words(a), gemm._words(b), start, *_numbers(unit))
+    return general_gemm(gemm._words(a), gemm._words(b), start, *_numbers(unit)).view(np.float32)
 
 
 @pytest.mark.parametrize("kind_c", ["none", *KINDS])
@@ -66,7 +72,7 @@ def test_fast_and_general_paths_agree(unit: MatrixUnit, kind: str, kind_c: str) 
     a, b = random_values(rng, (m, k), unit.a, kind), random_values(rng, (k, n), unit.b, kind)
     c = accumulators(rng, (m, n), unit.out, kind_c)
     a[1], b[:, 2] = 0, 0  # outputs without a product
-    seen = [panels.survey(gemm._words(x).reshape(-1))[:2] for x in (a, b)]
+    seen = [survey(gemm._words(x).reshape(-1))[:2] for x in (a, b)]
     assert gemm._window(*seen, *_numbers(unit)) is not None or unit.a != "fp16"
     assert gemm._wide_holds(*_numbers(unit)) or unit.out == "fp16"
     assert_same_bits(gemm.fused_gemm(a, b, c, *_numbers(unit)), general(a, b, c, unit))
@@ -190,3 +196,27 @@ def test_the_state_of_the_processor_changes_nothing(unit: MatrixUnit, kind: str,
     with fpu.mxcsr(fpu.DEFAULT | state):
         got = gemm.fused_gemm(a, b, c, *_numbers(unit))
     assert_same_bits(got, want)
+
+
+PROGRAM = """
+import numpy as np
+from mpsim.matmul import matmul
+for unit, inputs, out in (("v100", "fp16", "fp16"), ("a100", "bf16", "fp32")):
+    print(matmul([[2.0, 2.0**-130]], [[3.0], [1.0]], unit=unit, inputs=inputs, out=out).item())
+"""
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
+def test_specialised_kernels_come_back_from_the_disk(tmp_path: Path) -> None:
+    # A closure over a compiled function would be saved under another name by every process.
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{root}{os.pathsep}{root / 'kernels'}"}
+    kept = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.stdout.split(), done.stderr) == (["6.0", "6.0"], "")
+        kept.append({path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")})
+    assert any("panel_rows" in name for name in kept[0])
+    assert kept[1] == kept[0]

@@ -29,7 +29,7 @@ JIT = not numba.config.DISABLE_JIT
 FORMATS = [
     *CATALOGUE,
     *map(get_format, ("e2m2", "e6m5", "binary4p2sf", "binary6p3ue", "binary8p1uf", "binary8p3se", "binary8p4uf")),
-    *map(get_format, ("binary8p1se", "binary16p11se", "binary16p5se")),
+    *map(get_format, ("binary8p1se", "binary16p11se", "binary16p6se")),
     FloatFormat(name="no-subnormals", p=4, w=4, bias=7, has_subnormals=False),
     FloatFormat(name="beyond-float32", p=6, w=10, bias=40, specials=Specials.FN),
 ]

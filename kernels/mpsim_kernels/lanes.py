@@ -1,0 +1,51 @@
+"""Steps that the kernels of whole rows share, on one float32 or int32 lane each."""
+
+from typing import Any
+
+import numpy as np
+
+from mpsim_kernels._jit import kernel
+
+__all__ = ["INF", "MAGNITUDE", "SIGN", "TILE", "higher", "power_of_two", "sign_and_magnitude", "sum_32"]
+
+MAGNITUDE, SIGN, INF = np.int32(0x7FFFFFFF), np.int32(-(1 << 31)), np.int32(0x7F800000)
+"""Parts of a float32 word, and the word of infinity."""
+
+TILE = 64
+"""Rows of accumulators that stay in the second-level cache while the blocks of a panel pass."""
+
+# Casts such as np.int32(a + b) are not decoration: Numba would widen the sum to 64 bits and so halve the lanes.
+
+
+@kernel
+def higher(a: Any, b: Any) -> Any:
+    """Return the larger of two numbers of one type."""
+    return a if a > b else b
+
+
+@kernel
+def sum_32(a: Any, b: Any) -> Any:
+    """Return the sum of two int32, which must fit."""
+    return np.int32(a + b)
+
+
+@kernel
+def power_of_two(biased: Any) -> Any:
+    """Return the float32 with this biased exponent and no fraction."""
+    return np.int32(np.int32(biased) << 23).view(np.float32)
+
+
+@kernel
+def sign_and_magnitude(low: Any, high: Any) -> Any:
+    """Return the sign bit and the magnitude of ``low + high``, below 2**32, and whether the magnitude was halved.
+
+    A large sum is halved to fit an int32. No result keeps its last bit; where rounding may look at it, it is sticky.
+    """
+    wrapped = np.int32(np.int64(low) + np.int64(high))
+    # Two numbers of one sign whose sum shows the other: it has left 32 bits, and its sign is theirs.
+    left = np.int32(np.int32(low ^ wrapped) & np.int32(high ^ wrapped))
+    sign = np.int32(np.int32(wrapped ^ left) & SIGN)
+    magnitude = np.uint32(-np.int64(wrapped) if sign != 0 else np.int64(wrapped))
+    large = magnitude >= np.uint32(1 << 30)
+    halved = np.uint32(np.uint32(magnitude >> np.uint32(1)) | np.uint32(magnitude & np.uint32(1)))
+    return sign, np.int32(halved if large else magnitude), large
