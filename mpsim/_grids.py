@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 from mpsim.formats import FloatFormat
 from mpsim.modes import Overflow, Rounding
-from mpsim_kernels.rounding import GRID
+from mpsim.stochastic import Draws
+from mpsim_kernels.rounding import ALIGNED, GENERAL, GRID, NARROW
 
-__all__ = ["grid_for"]
+__all__ = ["grid_for", "shape_for"]
 
 _NEAREST = (Rounding.NEAREST_EVEN, Rounding.NEAREST_AWAY)
+_TO_INFINITY = (*_NEAREST, Rounding.STOCHASTIC)
+"""Modes that overflow to infinity on both sides."""
 
 
 def _goes_away(rounding: Rounding, negative: bool) -> bool:
@@ -42,8 +45,27 @@ def _word_of(fmt: FloatFormat, code: int, width: int) -> int:
 
 
 @functools.cache
+def shape_for(fmt: FloatFormat, width: int, special: bool) -> int:
+    """Return the shape of a format's loop; ``special`` asks for flushing of results or inputs."""
+    plain = fmt.has_negative_zero and fmt.nan_has_sign and fmt.has_subnormals and not special and fmt.m > 0
+    if not plain or fmt.emax > (127 if width == 32 else 1023):
+        return GENERAL
+    if fmt.bias == (127 if width == 32 else 1023):
+        return ALIGNED
+    # 40 binades are room for 32 random bits too.
+    return NARROW if fmt.quantum_exponent > (-126 if width == 32 else -1022) + 40 else GENERAL
+
+
+@functools.cache
 def grid_for(
-    fmt: FloatFormat, width: int, codes: bool, rounding: Rounding, overflow: Overflow, flush_subnormals: bool
+    fmt: FloatFormat,
+    width: int,
+    codes: bool,
+    rounding: Rounding,
+    overflow: Overflow,
+    flush_subnormals: bool,
+    subnormal_inputs_as_zero: bool = False,
+    draws: Draws | None = None,
 ) -> NDArray[Any]:
     """Return the `GRID` record of ``fmt`` for source words of ``width`` bits, writing codes or values."""
     sign = fmt.sign_code if codes else int(fmt.signed) << (width - 1)
@@ -65,7 +87,7 @@ def grid_for(
             return nan
         signed = sign if negative else 0
         to_max = overflow is Overflow.SATURATE or fmt.saturates
-        if not infinite and rounding not in _NEAREST:
+        if not infinite and rounding not in _TO_INFINITY:
             # Between max and infinity, odd is infinity where max is even and infinity a number (P3109).
             odd = rounding is Rounding.TO_ODD and fmt.inf_code is not None and fmt.inf_code % 2 == 1
             to_max |= not (odd or _goes_away(rounding, negative))
@@ -86,11 +108,24 @@ def grid_for(
     grid["has_zero"] = fmt.has_zero
     grid["has_nan"] = has_nan
     grid["sign"] = sign
+    grid["sign_shift"] = max(sign.bit_length() - 1, 0)
     grid["minus_zero"] = sign if fmt.has_negative_zero else 0
     grid["min_pattern"] = pattern(fmt.min_code)
     grid["min_normal"] = pattern(1 << fmt.m if fmt.has_subnormals else fmt.min_code)
     grid["max_pattern"] = largest
     grid["gap_end"] = gap_end
+    grid["daz_below"] = 1 << (23 if width == 32 else 52) if subnormal_inputs_as_zero else 0
+    if rounding is Rounding.STOCHASTIC:
+        if fmt.has_zero and not fmt.has_subnormals:
+            raise ValueError(
+                f"{fmt} has no subnormals: stochastic rounding between zero and its smallest number is not supported"
+            )
+        bits = draws.counted_bits(width) if draws else width
+        grid["tail_mask"] = (1 << width) - (1 << (width - bits))
+        grid["tail_half"] = 1 << (width - bits) >> 1 if draws and draws.scheme == "C" else 0
+        grid["tail_shift"] = width - bits
+        grid["flush_result"] = pattern(1 << fmt.m) if flush_subnormals and fmt.has_subnormals else 0
+        flush_subnormals = False
     for negative, suffix in ((False, "plus"), (True, "minus")):
         grid[f"over_{suffix}"] = beyond(negative, infinite=False)
         grid[f"inf_{suffix}"] = beyond(negative, infinite=True)

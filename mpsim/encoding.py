@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim._grids import grid_for
+from mpsim._grids import grid_for, shape_for
 from mpsim.counters import Counters
 from mpsim.formats import FP32, FloatFormat, FormatLike, Specials, get_format
 from mpsim.modes import Overflow, Rounding
+from mpsim.stochastic import Draws, DrawsLike, as_draws, in_blocks
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.decoding import LAYOUT, make_decoder
 from mpsim_kernels.rounding import EVENTS, MODES, make_rounder
@@ -29,7 +30,10 @@ def encode(
     fmt: FormatLike,
     rounding: Rounding | str = Rounding.NEAREST_EVEN,
     overflow: Overflow | str = Overflow.IEEE,
+    *,
     flush_subnormals: bool = False,
+    subnormal_inputs_as_zero: bool = False,
+    rng: DrawsLike = None,
     counters: Counters | None = None,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
@@ -41,12 +45,17 @@ def encode(
         float64 and integers are rounded once, never through float32.
     fmt : FloatFormat or name
     rounding : Rounding or name
-        ``"nearest-even"``, ``"nearest-away"``, ``"toward-zero"``, ``"up"``, ``"down"`` or ``"to-odd"``.
+        ``"nearest-even"``, ``"nearest-away"``, ``"toward-zero"``, ``"up"``, ``"down"``, ``"to-odd"`` or
+        ``"stochastic"``.
     overflow : {"ieee", "saturate"}
         ``"ieee"`` is the rule of the format's standard: infinity, else NaN, else the largest finite number.
         ``"saturate"`` gives the largest finite number, for infinite inputs too.
     flush_subnormals : bool
         Results that are tiny after rounding become signed zero, as under x86's FTZ.
+    subnormal_inputs_as_zero : bool
+        Numbers that are subnormal in the dtype of ``x`` are read as signed zero, as under x86's DAZ.
+    rng : Draws or int
+        Random numbers of stochastic rounding, or their seed; needed there, and only there.
     counters : Counters, optional
         Counts what was lost; accumulates.
     out : array of ``fmt.code_dtype``, shape of ``x``, C-contiguous, optional
@@ -75,7 +84,17 @@ def encode(
     array([15360, 31743, 31743, 31744], dtype=uint16)
     """
     source = as_source(x)
-    plan = plan_for(fmt, source.itemsize, True, rounding, overflow, flush_subnormals, counters is not None)
+    plan = plan_for(
+        fmt,
+        source.itemsize,
+        True,
+        rounding,
+        overflow,
+        flush_subnormals,
+        subnormal_inputs_as_zero,
+        rng,
+        counters is not None,
+    )
     if plan.fmt.p > 51:
         refuse_wide_integers(x, plan.fmt)
     source = apart(source, out) if out is not None else source
@@ -209,6 +228,7 @@ class Plan(NamedTuple):
     """Bits of the words that the kernel takes; float32 sources may have to be widened."""
     grid: NDArray[Any]
     rounder: Callable[..., None]
+    draws: Draws | None
 
 
 def plan_for(
@@ -218,11 +238,19 @@ def plan_for(
     rounding: Rounding | str,
     overflow: Overflow | str,
     flush_subnormals: bool,
+    subnormal_inputs_as_zero: bool,
+    rng: DrawsLike,
     counted: bool,
 ) -> Plan:
     """Return the plan for rounding floats of ``itemsize`` bytes to codes or to values."""
     key = fmt if isinstance(fmt, FloatFormat | str) else get_format(fmt)
-    return _plan(key, itemsize, codes, rounding, overflow, bool(flush_subnormals), counted)
+    draws = None
+    if rounding == Rounding.STOCHASTIC:
+        draws = as_draws(rng)
+    elif rng is not None:
+        raise ValueError(f"rng is given, but rounding is {rounding!r}; only 'stochastic' draws random numbers")
+    daz = bool(subnormal_inputs_as_zero)
+    return _plan(key, itemsize, codes, rounding, overflow, bool(flush_subnormals), daz, draws, counted)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -233,6 +261,8 @@ def _plan(
     rounding: Rounding | str,
     overflow: Overflow | str,
     flush_subnormals: bool,
+    subnormal_inputs_as_zero: bool,
+    draws: Draws | None,
     counted: bool,
 ) -> Plan:
     f = get_format(fmt)
@@ -241,9 +271,13 @@ def _plan(
     # Numbers subnormal in float32 must not be normal in the format: the 32-bit kernel does not normalise them.
     narrow = itemsize == 4 and f.m <= 23 and f.bias <= 127 and f.has_subnormals and (codes or f.fits_float32)
     width = 32 if narrow else 64
-    grid = grid_for(f, width, codes, mode, policy, flush_subnormals)
+    # A float32 that has been widened is normal, whatever it was: DAZ must come first.
+    daz = subnormal_inputs_as_zero and width == itemsize * 8
+    grid = grid_for(f, width, codes, mode, policy, flush_subnormals, daz, draws)
+    shape = shape_for(f, width, flush_subnormals or daz)
     dtype = f.code_dtype if codes else np.dtype(f"f{width // 8}")
-    return Plan(f, dtype, width, grid, make_rounder(width, MODES.index(mode), codes, counted))
+    rounder = make_rounder(width, MODES.index(mode), codes, counted, shape)
+    return Plan(f, dtype, width, grid, rounder, draws)
 
 
 def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters | None) -> None:
@@ -254,13 +288,17 @@ def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters 
     target: NDArray[Any] = out.reshape(-1)
     if out.dtype.kind == "f":
         target = target.view(_WORDS[out.itemsize])
-    grid, rounder = plan.grid, plan.rounder
+    grid, rounder, draws = plan.grid, plan.rounder, plan.draws
     counts: list[NDArray[np.int64]] = []
 
     def task(start: int, stop: int) -> None:
         mine = np.zeros(len(EVENTS), np.int64)
         counts.append(mine)
-        rounder(words[start:stop], target[start:stop], grid, mine)
+        if draws is None:
+            rounder(words[start:stop], target[start:stop], grid, words[:0], mine)
+            return
+        for first, last in in_blocks(start, stop):
+            rounder(words[first:last], target[first:last], grid, draws.words(first, last, plan.width), mine)
 
     in_ranges(task, words.size, _RANGE)
     if counters is not None:

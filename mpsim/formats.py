@@ -117,6 +117,12 @@ class FloatFormat:
                 "that a NaN is converted to"
             )
 
+    def __reduce__(self) -> Any:
+        """Copy and unpickle a format of the catalogue as the one object that it is."""
+        if _BY_NAME.get(self.name) == self:
+            return get_format, (self.name,)
+        return super().__reduce__()
+
     # Widths of the fields of a code.
 
     @property

@@ -32,6 +32,8 @@ class Rounding(_Choice):
     UP = "up"
     DOWN = "down"
     TO_ODD = "to-odd"
+    STOCHASTIC = "stochastic"
+    """Up or down at random, with the probability of the distance (Croci et al. 2022)."""
 
 
 class Overflow(_Choice):

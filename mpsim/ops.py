@@ -11,6 +11,7 @@ but in about one case in 2**29.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -42,7 +43,7 @@ class Call:
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Return ``a @ b`` as the unit leaves it in FP32, before the rounding to the result's format."""
-        if self.unit == "native" or self.fmt is FP32 or self.fmt is FP64:
+        if self.unit in ("native", units.NATIVE) or self.fmt is FP32 or self.fmt is FP64:
             return np.asarray(a @ b)
         return unit_matmul(a, b, unit=_instruction(self.unit, self.fmt), rounded=True)
 
@@ -64,6 +65,8 @@ class Operation:
     """``vjp(call, grad, output, *inputs, **options)`` returns one unrounded gradient, or None, for each input."""
     exact: bool = False
     """Whether results are values of the inputs' format already, so that nothing is left to round."""
+    same_format: bool = False
+    """Whether inputs of different formats are refused rather than promoted."""
 
 
 def _summed_to(grad: Array, shape: tuple[int, ...]) -> Array:
@@ -127,7 +130,8 @@ def _linear(call: Call, x: Array, weight: Array, bias: Array | None = None) -> A
 
 
 def _linear_vjp(call: Call, g: Array, _: Array, x: Array, weight: Array, bias: Array | None = None) -> Gradients:
-    rows, inputs = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
+    count = math.prod(x.shape[:-1])  # -1 would not do for rows of no elements
+    rows, inputs = g.reshape(count, g.shape[-1]), x.reshape(count, x.shape[-1])
     grads = (
         call.matmul(rows, weight).reshape(x.shape) if call.wanted[0] else None,
         call.matmul(rows.T, inputs) if call.wanted[1] else None,
@@ -139,7 +143,7 @@ def _linear_vjp(call: Call, g: Array, _: Array, x: Array, weight: Array, bias: A
 
 
 def _relu_vjp(_: Call, g: Array, y: Array, __: Array) -> Gradients:
-    return (np.where(y > 0, g, g.dtype.type(0)),)
+    return (np.where(y <= 0, g.dtype.type(0), g),)  # a NaN lets the gradient through, as in torch
 
 
 def _tanh_vjp(_: Call, g: Array, y: Array, __: Array) -> Gradients:
@@ -196,9 +200,9 @@ def _log_softmax_vjp(_: Call, g: Array, y: Array, __: Array, dim: int = -1) -> G
     return (g - _by_float64(np.exp, y) * g.sum(axis=dim, keepdims=True),)
 
 
-def _nll(_: Call, log_probabilities: Array, target: Array) -> Array:
+def _nll(call: Call, log_probabilities: Array, target: Array) -> Array:
     picked = log_probabilities[np.arange(len(target)), target]
-    return np.asarray(-picked.mean())
+    return -_mean(call, picked)
 
 
 def _nll_vjp(_: Call, g: Array, __: Array, log_probabilities: Array, target: Array) -> Gradients:
@@ -218,11 +222,11 @@ def _reshape_vjp(_: Call, g: Array, __: Array, x: Array, shape: tuple[int, ...])
     return (g.reshape(x.shape),)
 
 
-def _transpose(_: Call, x: Array, dims: tuple[int, ...]) -> Array:
+def _permute(_: Call, x: Array, dims: tuple[int, ...]) -> Array:
     return x.transpose(dims)
 
 
-def _transpose_vjp(_: Call, g: Array, __: Array, x: Array, dims: tuple[int, ...]) -> Gradients:
+def _permute_vjp(_: Call, g: Array, __: Array, x: Array, dims: tuple[int, ...]) -> Gradients:
     return (g.transpose(np.argsort([d % x.ndim for d in dims])),)
 
 
@@ -234,8 +238,8 @@ TABLE: dict[str, Operation] = {
         Operation("mul", lambda _, a, b: a * b, _mul_vjp),
         Operation("div", lambda _, a, b: a / b, _div_vjp),
         Operation("neg", lambda _, a: -a, lambda _, g, __, a: (-g,), exact=True),
-        Operation("matmul", lambda call, a, b: call.matmul(a, b), _matmul_vjp),
-        Operation("linear", _linear, _linear_vjp),
+        Operation("matmul", lambda call, a, b: call.matmul(a, b), _matmul_vjp, same_format=True),
+        Operation("linear", _linear, _linear_vjp, same_format=True),
         Operation("relu", lambda _, x: np.maximum(x, x.dtype.type(0)), _relu_vjp, exact=True),
         Operation("tanh", lambda _, x: _by_float64(np.tanh, x), _tanh_vjp),
         Operation("exp", lambda _, x: _by_float64(np.exp, x), _exp_vjp),
@@ -245,7 +249,7 @@ TABLE: dict[str, Operation] = {
         Operation("log_softmax", _log_softmax, _log_softmax_vjp),
         Operation("nll_loss", _nll, _nll_vjp),
         Operation("reshape", _reshape, _reshape_vjp, exact=True),
-        Operation("transpose", _transpose, _transpose_vjp, exact=True),
+        Operation("permute", _permute, _permute_vjp, exact=True),
         # The caller rounds to the other format; backward, to the format of the input.
         Operation("cast", lambda _, x: x, lambda _, g, __, x: (g,)),
     )

@@ -10,8 +10,9 @@ from mpsim.counters import Counters
 from mpsim.encoding import apart, as_source, decode, encode, output_array, plan_for, refuse_wide_integers, run
 from mpsim.formats import FormatLike
 from mpsim.modes import Overflow, Rounding
+from mpsim.stochastic import Draws, DrawsLike
 
-__all__ = ["Counters", "Overflow", "Rounding", "round_to"]
+__all__ = ["Counters", "Draws", "Overflow", "Rounding", "round_to"]
 
 
 def round_to(
@@ -19,7 +20,10 @@ def round_to(
     fmt: FormatLike,
     rounding: Rounding | str = Rounding.NEAREST_EVEN,
     overflow: Overflow | str = Overflow.IEEE,
+    *,
     flush_subnormals: bool = False,
+    subnormal_inputs_as_zero: bool = False,
+    rng: DrawsLike = None,
     counters: Counters | None = None,
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
@@ -31,7 +35,7 @@ def round_to(
         float64 and integers are rounded once, never through float32.
     fmt : FloatFormat or name
         Subnormals are rounded at its fixed quantum ``2**(emin - p + 1)``.
-    rounding, overflow, flush_subnormals, counters
+    rounding, overflow, flush_subnormals, subnormal_inputs_as_zero, rng, counters
         As for `encode`.
     out : array of the result's shape and dtype, C-contiguous, optional
         Written and returned; may be ``x`` itself.
@@ -59,13 +63,32 @@ def round_to(
     array([1.0000e+00, 6.5504e+04,        inf, 0.0000e+00])
     """
     source = as_source(x)
-    plan = plan_for(fmt, source.itemsize, False, rounding, overflow, flush_subnormals, counters is not None)
+    plan = plan_for(
+        fmt,
+        source.itemsize,
+        False,
+        rounding,
+        overflow,
+        flush_subnormals,
+        subnormal_inputs_as_zero,
+        rng,
+        counters is not None,
+    )
     if plan.fmt.p > 51:
         refuse_wide_integers(x, plan.fmt)
     source = apart(source, out) if out is not None else source
     if plan.fmt.fits_float32 and plan.width > 8 * source.itemsize:
         # Numbers subnormal in float32 may be normal here: go through float64 words and the code.
-        codes = encode(source, plan.fmt, rounding, overflow, flush_subnormals, counters)
+        codes = encode(
+            source,
+            plan.fmt,
+            rounding,
+            overflow,
+            flush_subnormals=flush_subnormals,
+            subnormal_inputs_as_zero=subnormal_inputs_as_zero,
+            rng=rng,
+            counters=counters,
+        )
         return decode(codes, plan.fmt, out=output_array(out, source.shape, source.dtype))
     result = output_array(out, source.shape, plan.dtype)
     run(plan, source, result, counters)

@@ -122,6 +122,8 @@ class _Node:
     operation: Operation
     call: Call
     inputs: tuple[Tensor, ...]
+    arrays: tuple[Array, ...]
+    """Values of the inputs in the forward pass; an optimizer may have replaced the tensors' own since."""
     options: dict[str, Any]
     output: Array | None
     fmt: FloatFormat
@@ -159,7 +161,7 @@ class Tensor:
 
     __slots__ = ("__weakref__", "_node", "_retains_grad", "data", "format", "grad", "requires_grad")
     format: FloatFormat
-    __array_priority__ = 1000  # array @ tensor calls Tensor.__rmatmul__
+    __array_ufunc__ = None  # array @ tensor calls Tensor.__rmatmul__
 
     def __init__(self, data: ArrayLike | Tensor, requires_grad: bool = False, format: FormatLike | None = None) -> None:
         if isinstance(data, Tensor):
@@ -209,7 +211,15 @@ class Tensor:
         return f"Tensor({body}, format={self.format}{grad})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if self.requires_grad:
+            raise RuntimeError("the tensor requires grad, and an array has no history; call detach() first")
         return np.array(self.data, dtype=dtype, copy=copy)
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def __float__(self) -> float:
+        return self.item()
 
     def numpy(self) -> Array:
         """Return the values as an array, shared with the tensor."""
@@ -258,6 +268,10 @@ class Tensor:
             raise ValueError(
                 f"matmul: a is {a.shape}, b is {b.shape}; a.shape[-1] must equal b.shape[{max(b.ndim - 2, 0) - b.ndim}]"
             )
+        try:
+            np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        except ValueError:
+            raise ValueError(f"matmul: a is {a.shape}, b is {b.shape}; the leading axes do not broadcast") from None
         # A vector is a matrix of one row or column, as in numpy.matmul.
         row, column = a.ndim == 1, b.ndim == 1
         product = apply("matmul", a.reshape(1, -1) if row else a, b.reshape(-1, 1) if column else b)
@@ -274,10 +288,14 @@ class Tensor:
         return as_tensor(other) @ self
 
     def _operand(self, other: ArrayLike | Tensor) -> Tensor:
-        """Return the other operand; a Python number takes this tensor's format, as in torch."""
-        if isinstance(other, Tensor):
-            return other
-        return Tensor(other, format=self.format if isinstance(other, int | float) else None)
+        """Return the other operand.
+
+        A Python number does not change the format of the result, and is itself not rounded to it: like torch's kernels
+        we compute with it in the inner arithmetic.
+        """
+        if isinstance(other, int | float):
+            return _wrap(self.data.dtype.type(other), self.format)
+        return as_tensor(other)
 
     # Functions.
 
@@ -314,14 +332,20 @@ class Tensor:
         sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
         return apply("reshape", self, shape=tuple(sizes))
 
-    def transpose(self, *dims: int) -> Tensor:
-        """Return the tensor with its dimensions permuted; reversed if none are given."""
-        return apply("transpose", self, dims=dims or tuple(reversed(range(self.ndim))))
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        """Return the tensor with two dimensions exchanged."""
+        dims = list(range(self.ndim))
+        dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
+        return self.permute(*dims)
+
+    def permute(self, *dims: int) -> Tensor:
+        """Return the tensor with its dimensions in another order."""
+        return apply("permute", self, dims=dims)
 
     @property
     def T(self) -> Tensor:
         """The tensor with its dimensions reversed."""
-        return self.transpose()
+        return self.permute(*reversed(range(self.ndim)))
 
     def to(self, format: FormatLike) -> Tensor:
         """Return the tensor rounded to another format; itself if it has that format already."""
@@ -402,23 +426,27 @@ def apply(name: str, *inputs: Tensor, **options: Any) -> Tensor:
     if policy is not None:
         inputs = policy.cast_inputs(name, inputs)
     fmt = promote(inputs)
+    if operation.same_format and any(t.format != fmt for t in inputs):
+        formats = ", ".join(t.format.name for t in inputs)
+        raise ValueError(f"{name}: the inputs are in {formats}; a product needs one format: convert with .to(...)")
     return _record(operation, tuple(t.to(fmt) for t in inputs), fmt, options)
 
 
 def _record(operation: Operation, inputs: tuple[Tensor, ...], fmt: FloatFormat, options: dict[str, Any]) -> Tensor:
     """Run an operation on inputs of one format; round its result to ``fmt`` and note what backward needs."""
     now = settings()
-    call = Call(inputs[0].format, now.unit)
+    arrays, wanted = tuple(t.data for t in inputs), tuple(t.requires_grad for t in inputs)
+    call = Call(inputs[0].format, now.unit, wanted)
     with np.errstate(all="ignore"):
-        raw = operation.forward(call, *(t.data for t in inputs), **options)
+        raw = operation.forward(call, *arrays, **options)
     is_cast = operation.name == "cast"
     holds_weight = is_cast and _is_weight(inputs[0])
     kind = "weight" if holds_weight else "activation"
     data = _rounded(raw, fmt, operation.exact, kind, operation.name)
     result = _wrap(data, fmt)
-    if now.grad_enabled and any(t.requires_grad for t in inputs):
+    if now.grad_enabled and any(wanted):
         result.requires_grad = True
-        result._node = _Node(operation, call, inputs, options, data, fmt, holds_weight, weakref.ref(result))
+        result._node = _Node(operation, call, inputs, arrays, options, data, fmt, holds_weight, weakref.ref(result))
     return result
 
 
@@ -432,11 +460,9 @@ def _backward(root: Tensor, seed: Array, retain_graph: bool) -> None:
         tensor = node.tensor()
         if tensor is not None and tensor._retains_grad:
             _accumulate(tensor, grad)
-        call = replace(node.call, wanted=tuple(t.requires_grad for t in node.inputs))
-        arrays = (t.data for t in node.inputs)
-        gradients = node.operation.vjp(call, grad, node.output, *arrays, **node.options)
-        for parent, raw in zip(node.inputs, gradients, strict=True):
-            if not parent.requires_grad or raw is None:
+        gradients = node.operation.vjp(node.call, grad, node.output, *node.arrays, **node.options)
+        for parent, wanted, raw in zip(node.inputs, node.call.wanted, gradients, strict=True):
+            if not wanted or raw is None:
                 continue
             producer = parent._node.operation.name if parent._node else "leaf"
             kind = "weight gradient" if _is_weight(parent) else "activation gradient"
@@ -449,7 +475,7 @@ def _backward(root: Tensor, seed: Array, retain_graph: bool) -> None:
             else:
                 pending[parent._node] = share
         if not retain_graph:
-            node.inputs, node.output = (), None
+            node.inputs, node.arrays, node.output = (), (), None
 
 
 def _walk_order(root: _Node) -> list[_Node]:
@@ -519,6 +545,8 @@ def _wrap(data: Array, fmt: FloatFormat) -> Tensor:
 
 def _natural_format(data: ArrayLike) -> FloatFormat:
     array = np.asarray(data)
+    if array.dtype.kind in "cOSU":
+        raise TypeError(f"data has dtype {array.dtype}; real numbers are needed")
     if array.dtype.kind in "biu" or (array.dtype == np.float64 and not hasattr(data, "dtype")):
         return FP32
     return get_format(array.dtype)

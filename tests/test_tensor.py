@@ -1,6 +1,5 @@
 import copy
 import gc
-import itertools
 import pickle
 import threading
 import weakref
@@ -83,7 +82,7 @@ def test_the_tensor_has_its_own_copy_of_the_data():
     assert t.data.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("data", [["a"], [1j], np.array([object()])], ids=repr)
+@pytest.mark.parametrize("data", [["a"], [1j], np.array([object()])], ids=["text", "complex", "object"])
 def test_data_that_are_not_real_numbers_are_a_type_error(data: Any):
     with pytest.raises(TypeError):
         Tensor(data)
@@ -260,6 +259,11 @@ def test_products_of_shapes_that_do_not_fit_name_both(a: tuple[int, ...], b: tup
         Tensor(np.ones(a)) @ Tensor(np.ones(b))
 
 
+def test_batches_that_do_not_broadcast_name_both_shapes():
+    with pytest.raises(ValueError, match=r"\(2, 3, 4\).*\(5, 4, 6\)"):
+        Tensor(np.ones((2, 3, 4)), format="fp16") @ Tensor(np.ones((5, 4, 6)), format="fp16")
+
+
 def test_sums_of_shapes_that_do_not_broadcast_name_both():
     with pytest.raises(ValueError, match=r"\(2,3\) \(4,\)|\(2, 3\).*\(4,\)"):
         Tensor(np.ones((2, 3))) + Tensor(np.ones(4))
@@ -354,13 +358,11 @@ def test_a_node_waits_for_all_its_users_though_their_distances_differ():
     assert grad(x).tolist() == [2 * (105 + 1)]
 
 
-def test_gradients_of_low_precision_are_rounded_after_each_sum():
+def test_the_sum_of_gradients_of_low_precision_is_rounded():
     x = leaf([1.0])
     y = x.to("fp16")
-    (y * 2048.0 + y * 1.0 + y * 1.0).sum().backward()
-    # Whatever the order, 2050 needs an exact sum; 2048 + 1 ties to 2048.
-    a = [round_to(round_to(np.float32(p + q), "fp16") + r, "fp16") for p, q, r in itertools.permutations((2048, 1, 1))]
-    assert grad(x).tolist() in [[float(v)] for v in a]
+    (y * 2048.0 + y * 1.0).sum().backward()
+    assert grad(x).tolist() == [2048.0]  # 2049 is not an FP16 number
 
 
 @pytest.mark.parametrize("length", [10_000])
@@ -391,7 +393,7 @@ def test_a_second_backward_needs_a_retained_graph():
     y.backward(retain_graph=True)
     y.backward()
     assert grad(x).tolist() == [12.0]
-    with pytest.raises(RuntimeError, match="freed at operation 'mul'.*retain_graph=True"):
+    with pytest.raises(RuntimeError, match=r"freed at operation 'mul'.*retain_graph=True"):
         y.backward()
     assert grad(x).tolist() == [12.0]
 
@@ -452,6 +454,24 @@ def test_every_gradient_has_the_format_of_its_tensor():
         assert not t.grad.requires_grad
 
 
+def test_backward_uses_the_values_of_the_forward_pass():
+    """Also where the leaf was given new ones in between, as by an optimizer's step between two losses."""
+    x = leaf([2.0])
+    y = x * x
+    x.data = np.array([100.0], np.float32)
+    y.backward()
+    assert grad(x).tolist() == [4.0]
+
+
+def test_a_result_that_no_longer_requires_grad_still_passes_on_what_was_recorded():
+    x = leaf([2.0])
+    y = x * 2.0
+    z = y * 3.0
+    y.requires_grad = False
+    z.backward()
+    assert grad(x).tolist() == [6.0]
+
+
 def test_detach_shares_the_values_and_cuts_the_history():
     x = leaf([2.0])
     y = x * 3
@@ -493,10 +513,12 @@ def test_no_grad_works_as_a_decorator_more_than_once():
 
 def test_settings_are_restored_after_an_exception_and_nest():
     before = settings()
-    with pytest.raises(KeyError), no_grad(), matrix_unit("v100"):
+    with no_grad(), matrix_unit("v100"):
         assert settings().unit == "v100"
         with matrix_unit("a100"):
             assert (settings().unit, settings().grad_enabled) == ("a100", False)
+        assert (settings().unit, settings().grad_enabled) == ("v100", False)
+    with pytest.raises(KeyError), no_grad(), matrix_unit("v100"):
         raise KeyError
     assert settings() == before
     with pytest.raises(TypeError), using(colour="red"):
@@ -527,3 +549,43 @@ def test_a_copied_tensor_computes_as_the_original(copied: Any, fmt: str):
     with matrix_unit("v100"):
         assert_same_bits((y @ y.T).data, (x @ x.T).data)
     assert promote([x, y]) is x.format
+
+
+def test_a_python_number_is_not_rounded_to_the_format_of_the_tensor():
+    x = Tensor([1000.0], format="fp16")
+    assert round_to(1e-8, FP16) == 0
+    assert (x * 1e-8).data.tolist() == round_to([np.float32(1000) * np.float32(1e-8)], FP16).tolist() != [0.0]
+    assert (x * 1e-8).format is FP16
+    assert (1e-8 * x).data.tolist() == (x * 1e-8).data.tolist()
+
+
+def test_transpose_exchanges_two_dimensions_and_permute_orders_them_all():
+    x = Tensor(np.arange(24.0).reshape(2, 3, 4))
+    assert x.transpose(0, 2).shape == (4, 3, 2)
+    assert x.transpose(-1, 0).data.tolist() == x.data.swapaxes(0, 2).tolist()
+    assert x.permute(1, 2, 0).data.tolist() == x.data.transpose(1, 2, 0).tolist()
+    assert x.T.shape == (4, 3, 2)
+
+
+def test_numpy_functions_do_not_cut_the_graph_in_silence():
+    x = Tensor([1.0], requires_grad=True)
+    with pytest.raises(TypeError):
+        np.exp(x)
+    with pytest.raises(RuntimeError, match="detach"):
+        np.asarray(x)
+    assert np.asarray(x.detach()).tolist() == [1.0]
+
+
+def test_truth_and_number_of_a_tensor_are_those_of_its_element():
+    assert not Tensor([0.0])
+    assert Tensor(2.0)
+    assert float(Tensor([2.5])) == 2.5
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(Tensor([1.0, 2.0]))
+
+
+def test_relu_passes_the_gradient_of_a_nan():
+    x = Tensor([np.nan, -1.0, 0.0, 1.0], requires_grad=True)
+    x.relu().sum().backward()
+    assert x.grad is not None
+    assert x.grad.data.tolist() == [1.0, 0.0, 0.0, 1.0]

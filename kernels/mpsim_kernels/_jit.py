@@ -16,7 +16,7 @@ import numba
 import platformdirs
 from numba import prange
 
-__all__ = ["cache_folder", "kernel", "parallel_kernel", "prange", "source_digest"]
+__all__ = ["cache_folder", "inlined_kernel", "kernel", "parallel_kernel", "prange", "source_digest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,6 +68,11 @@ def kernel(function: F) -> F:
     ``fastmath`` is off: it would let LLVM fuse ``a*b + c`` and forget the signs of zeros.
     """
     return _compile(function, fastmath=False, error_model="numpy", nogil=True)
+
+
+def inlined_kernel(function: F) -> F:
+    """Compile a small part of kernels that is copied into every caller, however large both are."""
+    return _compile(function, fastmath=False, error_model="numpy", nogil=True, forceinline=True)
 
 
 def parallel_kernel(function: F) -> F:

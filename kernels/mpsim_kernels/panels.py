@@ -217,7 +217,7 @@ def make_panel_rows(block_length: int, nearest: bool) -> Callable[..., None]:
     -----
     Of the function that is returned: ``a`` float32 [M, K] and ``ea`` int8 [M, K] are packed rows, ``b`` and
     ``eb`` [P, K, W] packed panels; K is a multiple of the block length. ``acc`` float32 [M, P * W] are finite
-    accumulators, no subnormal floats, and become results.
+    accumulators, subnormal floats only where ``numbers.floor`` cuts them away, and become results.
     """
     half = block_length // 2
 

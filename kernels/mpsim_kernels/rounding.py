@@ -1,8 +1,8 @@
 """Round float32 or float64 words to a format, once, on integers alone.
 
-One loop serves every format: the format's numbers come in as a `GRID` record, so nothing is compiled anew for
-another format. What shapes the loop - the width of the source, the rounding mode, whether codes or values
-come out, whether events are counted - is fixed when a loop is made.
+One loop serves many formats: their numbers come in as a `GRID` record, so nothing is compiled anew for another
+format. What shapes a loop - the width of the source, the rounding mode, whether codes or values come out, whether
+events are counted, and which of three shapes the format has - is fixed when the loop is made.
 
 All work is on unsigned words. Neither the rounding mode nor the flush bits of the processor can change a
 result, and signalling NaNs pass unharmed.
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from mpsim_kernels._jit import kernel
+from mpsim_kernels.shifts import shl, shr
 
-__all__ = ["EVENTS", "GRID", "MODES", "make_rounder"]
+__all__ = ["ALIGNED", "EVENTS", "GENERAL", "GRID", "MODES", "NARROW", "make_rounder"]
 
-MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "to-odd")
+MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "to-odd", "stochastic")
 """Rounding modes in the order of their numbers."""
 
 EVENTS = (
@@ -33,6 +34,17 @@ EVENTS = (
 )
 """What a counting loop adds up, in the order of its ``counts``."""
 
+ALIGNED, NARROW, GENERAL = range(3)
+"""Shapes of a format, seen from the source.
+
+ALIGNED
+    The exponents of the source, subnormals included: the same bits are dropped from every word.
+NARROW
+    Half the smallest quantum is a normal number of the source, so that the source's own subnormals are all alike.
+    Both these shapes have signed zeros and NaNs and keep subnormals.
+GENERAL
+    Anything: no sign, no negative zero, no subnormals or flushed ones, one NaN or none.
+"""
 
 GRID = np.dtype(
     [
@@ -43,6 +55,7 @@ GRID = np.dtype(
         ("has_nan", np.bool_),
         ("offset", np.uint64),  # 2**m in a format without subnormals: as if it had one binade more below; else 0
         ("sign", np.uint64),  # pattern of the sign bit
+        ("sign_shift", np.uint64),  # which bit that is
         ("minus_zero", np.uint64),  # pattern of a negative result that rounds to zero
         ("min_pattern", np.uint64),  # pattern of the smallest positive number
         ("min_normal", np.uint64),  # pattern of the smallest normal number
@@ -55,6 +68,11 @@ GRID = np.dtype(
         ("nan_minus", np.uint64),
         ("flush_plus", np.uint64),  # source words below which a result is tiny and flushed to zero; 0 keeps subnormals
         ("flush_minus", np.uint64),
+        ("flush_result", np.uint64),  # patterns below which a stochastic result is flushed to zero
+        ("daz_below", np.uint64),  # source words below which a number is read as zero
+        ("tail_mask", np.uint64),  # stochastic: which bits of the dropped fraction count, from the top
+        ("tail_half", np.uint64),  # half of the last of them, if they are rounded to nearest even; 0 if cut
+        ("tail_shift", np.uint64),  # where the last of them is
         ("gap_end", np.uint64),  # source word of the smallest number, in a format without subnormals; else 0
         ("gap_plus", np.uint64),  # source words from which a number below gap_end goes up to the smallest number
         ("gap_minus", np.uint64),
@@ -68,8 +86,8 @@ sign grow with the magnitude that they stand for, so they compare as the values 
 
 
 @functools.cache
-def make_rounder(width: int, mode: int, codes: bool, counted: bool) -> Callable[..., None]:
-    """Return ``rounder(x, out, grid, counts)`` for one kind of source and result.
+def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) -> Callable[..., None]:
+    """Return ``rounder(x, out, grid, random, counts)`` for one kind of source and result.
 
     Parameters
     ----------
@@ -81,100 +99,163 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool) -> Callable[
         Write codes of the format, rather than floats of the source's width.
     counted
         Add events to ``counts``, an int64 array in the order of `EVENTS`.
+    shape
+        ALIGNED, NARROW or GENERAL.
 
     Returns
     -------
     kernel
-        ``x``: source words [n], ``out``: unsigned integers [n] that hold a pattern; both contiguous.
+        ``x``: source words [n]; ``out``: unsigned integers [n] that hold a pattern; ``random``: for the stochastic
+        mode, words [n] of the source's width whose top bits are random; all contiguous.
         A grid for 32-bit sources must have ``m <= 23``, ``bias <= 127`` and ``offset == 0``, so that numbers that
         are subnormal in float32 are not normal in the format.
     """
     U: Any = np.uint32 if width == 32 else np.uint64
-    F = U(23 if width == 32 else 52)
-    HIDDEN = U(1 << int(F))
-    FRACTION = U((1 << int(F)) - 1)
-    INF = U((2 ** (width - 1 - int(F)) - 1) << int(F))
-    MAGNITUDE = U((1 << (width - 1)) - 1)
-    BIAS = 127 if width == 32 else 1023
-    ZERO, ONE = U(0), U(1)
+    I: Any = np.int32 if width == 32 else np.int64
+    F = 23 if width == 32 else 52
+    FU, FI, DEEPEST = U(F), I(F), I(F + 2)
+    HIDDEN, FRACTION = U(1 << F), U((1 << F) - 1)
+    INF = U((2 ** (width - 1 - F) - 1) << F)
+    MAGNITUDE, TOP = U((1 << (width - 1)) - 1), U(width - 1)
+    BIAS = I(127 if width == 32 else 1023)
+    ZERO, ONE, ZERO_I, ONE_I, WIDTH = U(0), U(1), I(0), I(1), I(width)
 
     @kernel
-    def rounder(x: Any, out: Any, grid: Any, counts: Any) -> None:
+    def rounder(x: Any, out: Any, grid: Any, random: Any, counts: Any) -> None:
         g = grid[0]
-        m, bias, offset = g["m"], g["bias"], U(g["offset"])
+        m, bias, offset = I(g["m"]), I(g["bias"]), U(g["offset"])
         signed, has_zero, has_nan = g["signed"], g["has_zero"], g["has_nan"]
-        sign, minus_zero = U(g["sign"]), U(g["minus_zero"])
+        sign, minus_zero, sign_shift = U(g["sign"]), U(g["minus_zero"]), U(g["sign_shift"])
         min_pattern, min_normal, max_pattern = U(g["min_pattern"]), U(g["min_normal"]), U(g["max_pattern"])
         over_plus, over_minus = U(g["over_plus"]), U(g["over_minus"])
         inf_plus, inf_minus = U(g["inf_plus"]), U(g["inf_minus"])
         nan_plus, nan_minus = U(g["nan_plus"]), U(g["nan_minus"])
         flush_plus, flush_minus = U(g["flush_plus"]), U(g["flush_minus"])
         gap_end, gap_plus, gap_minus = U(g["gap_end"]), U(g["gap_plus"]), U(g["gap_minus"])
-        keep = np.int32(F) - m
-        deepest = np.int32(F) + np.int32(2)
-        zeros = underflows = subnormals = overflows = U(0)
-        saturations = inexacts = nans = nans_made = U(0)
+        daz_below, flush_result = U(g["daz_below"]), U(g["flush_result"])
+        tail_mask, tail_half, tail_shift = U(g["tail_mask"]), U(g["tail_half"]), U(g["tail_shift"])
+        keep = I(FI - m)
+        rebias = I(I(BIAS - bias) + ONE_I)
+        m_unsigned, keep_unsigned = U(m), U(keep)
+        over_minus_bare = U(over_minus & U(~sign))
+        zeros = underflows = subnormals = overflows = ZERO
+        saturations = inexacts = nans = nans_made = ZERO
 
         for i in range(x.size):
             word = x[i]
             negative = word > MAGNITUDE
             a = U(word & MAGNITUDE)
-            # The significand as an integer, its exponent field, and the field it would have in the format.
-            normal = a >= HIDDEN
-            sig = U((a & FRACTION) | (HIDDEN if normal else ZERO))
-            field = np.int32(a >> F) if normal else np.int32(1)
-            target = np.int32(field - np.int32(BIAS) + bias)
-            # Bits to drop. From deepest on the number is below half the smallest quantum.
-            drop = np.int32(keep + max(np.int32(np.int32(1) - target), np.int32(0)))
-            k = U(min(drop, deepest))
-            rest_mask = U((ONE << k) - ONE)
-            floor = U(sig >> k)
-            # Fields and fractions are adjacent in a code, so a carry out of the fraction steps the exponent.
-            base = U(U(np.int32(max(target, np.int32(1)) - np.int32(1))) << U(m))
+            if shape == GENERAL and a < daz_below:
+                a = ZERO
+
+            # 1. The significand as an integer, and how many of its bits to drop.
+            if shape == ALIGNED:
+                sig = a  # with its exponent: the significand's carry steps it, and the dropped bits are the same
+                k = keep_unsigned
+                base = ZERO
+            else:
+                field = I(shr(a, FU))
+                if shape == NARROW:
+                    # A subnormal source counts as twice its size or less: still below half the smallest quantum.
+                    sig = U(U(a & FRACTION) | HIDDEN)
+                    if mode != 0 and mode != 1 and mode != 2:
+                        sig = sig if a != ZERO else ZERO
+                else:
+                    normal = a >= HIDDEN
+                    sig = U(U(a & FRACTION) | (HIDDEN if normal else ZERO))
+                    field = field if normal else ONE_I
+                above = I(field - rebias)  # binades above the smallest normal one
+                drop = max(I(keep - above), keep)
+                k = U(min(drop, DEEPEST))  # from there on the number is below half the smallest quantum
+                # Fields and fractions are adjacent in a code, so a carry out of the fraction steps the exponent.
+                base = shl(U(max(above, ZERO_I)), m_unsigned)
+
+            # 2. Drop them.
+            floor = shr(sig, k)
+            rest = U(sig - shl(floor, k))
             if mode == 0:
                 # The parity of the code decides, which is the exponent's where there is no fraction (p = 1).
-                odd = U(U(floor + base) + offset) & ONE if k > ZERO else ZERO
-                q = U(U(sig + U(rest_mask >> ONE) + odd) >> k)
+                parity = U(U(U(floor + base) + offset) & ONE) if shape == GENERAL else U(floor & ONE)
+                q = U(floor + U(U(U(rest + rest) + parity) > shl(ONE, k)))
             elif mode == 1:
-                q = U(U(sig + U(U(rest_mask + ONE) >> ONE)) >> k)
+                q = U(floor + U(U(rest + rest) >= shl(ONE, k)))
             elif mode == 2:
                 q = floor
             elif mode == 3:
-                q = floor if negative else U(U(sig + rest_mask) >> k)
+                q = U(floor + U(rest != ZERO and not negative))
             elif mode == 4:
-                q = U(U(sig + rest_mask) >> k) if negative else floor
+                q = U(floor + U(rest != ZERO and negative))
+            elif mode == 5:
+                if shape == GENERAL:
+                    t = U(U(floor + base) + offset)
+                    q = U(U(U(t | U(rest != ZERO)) - base) - offset)
+                else:
+                    q = U(floor | U(rest != ZERO))
             else:
-                odd = ONE if (sig & rest_mask) != ZERO else ZERO
-                q = U(U(U(U(U(floor + base) + offset) | odd) - base) - offset)
+                # What is dropped, as a binary fraction of the word's width, against a random one.
+                depth = keep if shape == ALIGNED else drop
+                if depth <= WIDTH:
+                    tail = shl(rest, U(WIDTH - depth)) if depth > ZERO_I else ZERO
+                else:
+                    tail = shr(rest, U(min(I(depth - WIDTH), I(WIDTH - ONE_I))))
+                nearest = U(tail_half - ONE) + (shr(tail, tail_shift) & ONE) if tail_half != ZERO else ZERO
+                rounded_tail = U(tail + U(nearest))
+                carry = rounded_tail < tail
+                rounded_tail = U(rounded_tail & tail_mask)
+                carry = carry or U(rounded_tail + random[i]) < rounded_tail
+                q = U(floor + U(carry))
+
+            # 3. The pattern of the magnitude.
             if codes:
-                r = U(max(U(q + base), offset) - offset)
-            elif drop > np.int32(F):
-                r = min_pattern if q != ZERO else ZERO  # here q is 0 or 1
+                r = U(q + base)
+                if shape == GENERAL:
+                    r = U(max(r, offset) - offset)
+            elif shape == ALIGNED:
+                r = shl(q, k)
             else:
-                r = U(U(U(field - np.int32(1)) << F) + U(q << k))
-            if a < (flush_minus if negative else flush_plus):
-                r = ZERO
-            if a < gap_end:
-                r = min_pattern if a >= (gap_minus if negative else gap_plus) else ZERO
-            vanished = r == ZERO and has_zero
-            invalid = negative and not signed and a != ZERO and not vanished
+                # Beyond F dropped bits q is 0 or 1: nothing, or the smallest number.
+                in_place = U(shl(U(max(field, ONE_I) - ONE_I), FU) + shl(q, U(min(k, FU))))
+                r = (min_pattern if q != ZERO else ZERO) if k > FU else in_place
+            if shape == GENERAL:
+                if r < flush_result:
+                    r = ZERO
+                if a < (flush_minus if negative else flush_plus):
+                    r = ZERO
+                if a < gap_end:
+                    r = min_pattern if a >= (gap_minus if negative else gap_plus) else ZERO
+
+            # 4. Overflow, sign, special values.
             overflow = r > max_pattern
-            result = r
-            if negative:
-                result = minus_zero if vanished else (nan_plus if invalid else U(r | sign))
-            if overflow:
-                result = over_minus if negative else over_plus
             infinite = a == INF
-            if infinite:
-                result = inf_minus if negative else inf_plus
             is_nan = a > INF
-            if is_nan:
-                result = nan_minus if negative else nan_plus
+            vanished = r == ZERO and has_zero
+            invalid = False
+            if shape == GENERAL:
+                invalid = negative and not signed and a != ZERO and not vanished
+                result = r
+                if negative:
+                    result = minus_zero if vanished else (nan_plus if invalid else U(r | sign))
+                if overflow:
+                    result = over_minus if negative else over_plus
+                if infinite:
+                    result = inf_minus if negative else inf_plus
+                if is_nan:
+                    result = nan_minus if negative else nan_plus
+            else:
+                bare = r
+                if mode == 3 or mode == 4:
+                    bare = (over_minus_bare if negative else over_plus) if overflow else r
+                else:
+                    bare = over_plus if overflow else r
+                if mode != 0 and mode != 1:  # to nearest, infinity and overflow give the same
+                    bare = inf_plus if infinite else bare
+                bare = nan_plus if is_nan else bare
+                result = U(bare | shl(shr(word, TOP), sign_shift))
             out[i] = result
 
             if counted:
                 nonzero = a != ZERO and a < INF
-                lost = (sig & rest_mask) != ZERO or vanished or overflow or a < gap_end or invalid
+                lost = rest != ZERO or vanished or overflow or a < gap_end or invalid
                 clamped = U(result & U(~sign)) == max_pattern
                 zeros = U(zeros + U(a == ZERO))
                 underflows = U(underflows + U(nonzero and vanished))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
 
+from mpsim import units
 from mpsim.formats import FP32, FP64, FormatLike, get_format
 from mpsim.tensor import Tensor, is_grad_enabled, settings, using
-
-if TYPE_CHECKING:
-    from mpsim.units import MatrixUnit
+from mpsim.units import MatrixUnit
 
 __all__ = ["FP32_OPS", "LOW_PRECISION_OPS", "autocast"]
 
@@ -27,8 +25,9 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 - torch's name
     ----------
     format : FloatFormat or name
         The low format.
-    unit : MatrixUnit or name
-        Matrix unit of the products, forward and backward; "native" is NumPy's FP32 product.
+    unit : MatrixUnit or name, optional
+        Matrix unit of the products, forward and backward; "native" is NumPy's FP32 product. Without one the unit in
+        force stays: that of an outer region or of `matrix_unit`, else "native".
     enabled : bool
         False runs a part of an autocast region in the formats of its inputs.
     cache : bool
@@ -37,7 +36,7 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 - torch's name
     Notes
     -----
     The lists are those of torch.autocast on CUDA; other operations run in the formats of their inputs, promoted.
-    FP64 inputs are left alone. Casts are differentiable: the gradient of a leaf is in FP32, those of activations
+    FP64 inputs are left alone, and refused where they meet the low format. Casts are differentiable: the gradient of a leaf is in FP32, those of activations
     are in the low format. Call ``backward`` outside the region; it runs in the formats of the forward pass.
 
     Examples
@@ -53,11 +52,13 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 - torch's name
     def __init__(
         self,
         format: FormatLike = "fp16",
-        unit: MatrixUnit | str = "native",
+        unit: MatrixUnit | str | None = None,
         enabled: bool = True,
         cache: bool = True,
     ) -> None:
         self.format = get_format(format)
+        if unit is not None and enabled:
+            units.get(unit, inputs=self.format)  # an unknown unit, or one without such inputs, is an error here
         self.unit = unit
         self.enabled = enabled
         self.cache = cache
@@ -66,7 +67,8 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 - torch's name
 
     def __enter__(self) -> autocast:
         outer = settings().policy
-        region = using(policy=self if self.enabled else None, unit=self.unit if self.enabled else settings().unit)
+        unit = settings().unit if self.unit is None or not self.enabled else self.unit
+        region = using(policy=self if self.enabled else None, unit=unit)
         region.__enter__()
         self._entered.append((region, self._casts))
         # A nested region shares the casts of the one around it; they are forgotten when the outermost ends.

@@ -20,6 +20,12 @@ def linear(x: Tensor | ArrayLike, weight: Tensor, bias: Tensor | None = None) ->
     bias : Tensor [out_features], optional
     """
     x = as_tensor(x)
+    if weight.ndim != 2:
+        raise ValueError(f"linear: weight is {weight.shape}; it must be [out_features, in_features]")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"linear: weight is {weight.shape}, bias is {bias.shape}; bias.shape must be {weight.shape[:1]}"
+        )
     if x.ndim == 0 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"linear: x is {x.shape}, weight is {weight.shape}; x.shape[-1] must equal weight.shape[1]")
     return apply("linear", x, weight) if bias is None else apply("linear", x, weight, bias)

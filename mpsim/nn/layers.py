@@ -38,6 +38,8 @@ class Linear(Module):
         format: FormatLike = "fp32",
         rng: np.random.Generator | int | None = None,
     ) -> None:
+        if in_features < 0 or out_features < 0:
+            raise ValueError(f"in_features is {in_features}, out_features {out_features}; neither may be negative")
         generator = np.random.default_rng(rng)
         bound = 1.0 / np.sqrt(in_features) if in_features else 0.0
         self.weight = Parameter(generator.uniform(-bound, bound, (out_features, in_features)), format=format)

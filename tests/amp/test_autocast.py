@@ -13,7 +13,7 @@ from mpsim.formats import BF16, FP16, FP32, FP64
 from mpsim.observe import Record, observe
 from mpsim.ops import TABLE
 from mpsim.rounding import round_to
-from mpsim.tensor import Tensor, apply, settings
+from mpsim.tensor import Tensor, apply, matrix_unit, settings
 
 
 def leaf(data: Any, fmt: str = "fp32") -> Tensor:
@@ -39,7 +39,7 @@ ARGUMENTS: dict[str, tuple[int, dict[str, Any]]] = {
     **{name: (1, {}) for name in ("neg", "relu", "tanh", "exp", "log", "sum", "mean", "log_softmax")},
     "nll_loss": (1, {"target": np.array([0, 1])}),
     "reshape": (1, {"shape": (4,)}),
-    "transpose": (1, {"dims": (1, 0)}),
+    "permute": (1, {"dims": (1, 0)}),
 }
 
 
@@ -228,12 +228,34 @@ def test_a_disabled_region_runs_operations_as_given(layer: nn.Linear):
         h = layer(X)
         with amp.autocast("fp16", enabled=False):
             assert layer(X).format is FP32
-            assert layer(h).format is FP32  # promoted
+            with pytest.raises(ValueError, match="linear: the inputs are in fp16, fp32"):
+                layer(h)  # as in torch, nothing is promoted here
             assert h.exp().format is FP16
             assert settings().unit == "v100"
-            with amp.autocast("bf16"):
+            with amp.autocast("bf16", unit="a100"):
                 assert layer(X).format is BF16
         assert layer(X).format is FP16
+
+
+def test_a_region_without_a_unit_keeps_the_one_in_force():
+    with matrix_unit("v100"), amp.autocast("fp16"):
+        assert settings().unit == "v100"
+        with amp.autocast("fp16", unit="a100"), amp.autocast("fp16"):
+            assert settings().unit == "a100"
+    with amp.autocast("fp16"):
+        assert settings().unit == "native"
+
+
+def test_a_unit_that_cannot_take_the_format_is_an_error_at_once():
+    with pytest.raises(ValueError, match="v100 has no instruction for inputs bf16"):
+        amp.autocast("bf16", unit="v100")
+    with pytest.raises(ValueError, match="unknown unit"):
+        amp.autocast("fp16", unit="v1000")
+
+
+def test_float64_data_is_refused_rather_than_run_in_fp64(layer: nn.Linear):
+    with amp.autocast("fp16"), pytest.raises(ValueError, match=r"linear: the inputs are in fp64, fp16.*\.to"):
+        layer(Tensor(X, format="fp64"))
 
 
 def test_a_region_object_may_be_entered_again_while_it_is_in_force(layer: nn.Linear):

@@ -386,6 +386,25 @@ def test_a_disabled_scaler_does_nothing_but_step():
     assert (p.data.tolist(), scaler.get_scale(), scaler.state_dict(), scaler.skipped) == ([-np.inf], 1.0, {}, 0)
 
 
+def test_an_interval_lowered_below_the_tracker_is_jumped_over():
+    """As in torch, where growth then stops until the next overflow."""
+    scaler = amp.GradScaler(init_scale=1.0, growth_interval=4)
+    for _ in range(3):
+        scaler.step(used(scaler))
+        scaler.update()
+    scaler.growth_interval = 2
+    for _ in range(5):
+        scaler.step(used(scaler))
+        scaler.update()
+    assert scaler.get_scale() == 1.0
+    scaler.step(used(scaler, grad=[np.inf]))
+    scaler.update()
+    for _ in range(2):
+        scaler.step(used(scaler))
+        scaler.update()
+    assert scaler.get_scale() == 1.0  # halved, and doubled after two
+
+
 # State.
 
 

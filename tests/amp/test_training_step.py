@@ -4,22 +4,13 @@ import numpy as np
 import pytest
 
 from bits import assert_same_bits
-from mpsim import amp, nn, optim, units
+from mpsim import amp, nn, optim
 from mpsim.formats import BF16, FP16, FP32, FloatFormat
 from mpsim.tensor import Tensor
-from reference import fused_dot
 from reference import training as twin
 
 SIZES = (5, 6, 4, 3)
 BATCH = 4
-
-
-def unit_twin(name: str, fmt: FloatFormat) -> fused_dot.Unit:
-    row = units.get(name, inputs=fmt)
-    nearest = row.rounding == "nearest-even"
-    return fused_dot.Unit(
-        row.block_length, row.fraction_bits, row.floor, row.result_precision, nearest, fmt, fmt, FP32
-    )  # fmt: skip
 
 
 def bits32(x: object) -> np.ndarray:
@@ -51,7 +42,7 @@ def test_a_step_is_that_of_the_twin_bit_for_bit(unit: str, fmt: FloatFormat, sca
     scale, lr = float(np.float32(scale * magnitude)), float(np.float32(0.1))
     linears = [m for m in model if isinstance(m, nn.Linear)]
     layers = [twin.Layer(m.weight.data.tolist(), m.bias.data.tolist()) for m in linears]
-    want = twin.step(layers, x.tolist(), labels.tolist(), scale, lr, unit_twin(unit, fmt))
+    want = twin.step(layers, x.tolist(), labels.tolist(), scale, lr, twin.unit_twin(unit, fmt))
 
     activations: list[Tensor] = []
     optimizer = optim.SGD(model.parameters(), lr=lr)
@@ -89,7 +80,7 @@ def test_a_step_is_that_of_the_twin_bit_for_bit(unit: str, fmt: FloatFormat, sca
 
 def test_the_twin_sees_what_the_format_loses():
     layers = [twin.Layer([[0.5, -0.25], [0.25, 0.5]], [0.0, 0.0])]
-    unit = unit_twin("v100", FP16)
+    unit = twin.unit_twin("v100", FP16)
     lost = twin.step(layers, [[1.0, 1.0]], [0], 2.0**-26, 0.5, unit)
     kept = twin.step(layers, [[1.0, 1.0]], [0], 1.0, 0.5, unit)
     assert lost.updated[0].weight == layers[0].weight

@@ -16,7 +16,7 @@ def test_every_study_has_a_config_with_defaults_and_a_run():
 
 def test_an_unknown_study_is_an_error_that_lists_them():
     with pytest.raises(
-        ValueError, match="unknown experiment 'undeflow'; did you mean 'underflow'.* There are: underflow"
+        ValueError, match=r"unknown experiment 'undeflow'; did you mean 'underflow'.* There are: underflow"
     ):
         experiments.get("undeflow")
     with pytest.raises(ValueError, match="unknown experiment"):

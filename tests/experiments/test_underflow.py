@@ -7,6 +7,8 @@ import pytest
 from numba import config as numba_config
 
 from mpsim import experiments
+from mpsim.datasets import Dataset
+from mpsim.experiments import training
 from mpsim.experiments.training import Measured
 from mpsim.experiments.underflow import LOSS_SCALING, MASTER_WEIGHTS, Config, Result, arms, run
 
@@ -15,9 +17,27 @@ JIT = not numba_config.DISABLE_JIT
 SMALL = Config(unit="v100" if JIT else "native", epochs=1, batch_size=256, hidden=4, scales=(1.0, 1024.0))
 
 
+def quick(config: Config) -> Result:
+    """Run in this process; as plain Python, on a tenth of the images."""
+    digits = training.digits
+    with pytest.MonkeyPatch.context() as patch:
+        if not JIT:
+            patch.setattr(training, "digits", lambda split: every_tenth(digits(split)))
+        return run(config)
+
+
+def every_tenth(data: Dataset) -> Dataset:
+    return dataclasses.replace(data, x=data.x[::10], y=data.y[::10])
+
+
 @pytest.fixture(scope="module")
 def small() -> Result:
-    return run(SMALL)
+    return quick(SMALL)
+
+
+def numbers(result: Result) -> dict[str, Any]:
+    """Return a result with NaN as None, so that equal results compare equal."""
+    return result.to_dict()
 
 
 def reject(constant: str) -> None:
@@ -34,8 +54,9 @@ def test_a_run_finishes_every_arm_in_order(small: Result):
     assert len(small.part(LOSS_SCALING)) + len(small.part(MASTER_WEIGHTS)) == len(small.measured)
 
 
-def test_the_number_of_workers_changes_no_number(small: Result):
-    assert run(SMALL, workers=2) == small
+def test_the_number_of_workers_changes_no_number():
+    config = dataclasses.replace(SMALL, epochs=int(JIT))
+    assert numbers(run(config, workers=2)) == numbers(run(config))
 
 
 def test_a_result_is_strict_json(small: Result):
@@ -76,7 +97,7 @@ def test_progress_goes_from_0_to_1_and_every_part_is_handed_over():
     assert {name for _, name in seen} == {arm.name for arm in arms(config)}
     assert [len(part.measured) for part in parts] == list(range(1, len(arms(config)) + 1))
     assert [part.complete for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert parts[-1] == result
+    assert parts[-1].measured is result.measured
 
 
 def test_without_a_pass_nothing_is_claimed():
@@ -107,10 +128,10 @@ def test_an_interrupted_run_keeps_the_finished_arms(workers: int):
 
 
 def test_the_same_seed_gives_the_same_result_and_another_seed_another(small: Result):
-    short = dataclasses.replace(SMALL, scales=(1.0,), hidden=2, batch_size=1000)
-    first, again, other = run(short), run(short), run(dataclasses.replace(short, seed=1))
-    assert first == again
-    assert [m.losses for m in other.measured] != [m.losses for m in first.measured]
+    assert numbers(quick(SMALL)) == numbers(small)
+    other = quick(dataclasses.replace(SMALL, seed=1))
+    for a, b in zip(small.measured, other.measured, strict=True):
+        assert a.losses != b.losses
 
 
 # What is compared.
@@ -159,10 +180,10 @@ def test_bf16_runs_on_the_unit_asked_for_where_that_has_it():
 
 PAPER = Config(scales=(1.0, 8.0, 128.0))
 NUMBERS: dict[str, dict[str, Any]] = {
-    "FP32": {"accuracy": 0.97, "underflow": 0.0},
-    "FP16, scale 1": {"accuracy": 0.5, "underflow": 0.4},
-    "FP16, scale 8": {"accuracy": 0.9, "underflow": 0.3},
-    "FP16, scale 128": {"accuracy": 0.97, "underflow": 0.1},
+    "FP32": {"accuracy": 0.97, "underflow": 0.0, "zero": 0.5},
+    "FP16, scale 1": {"accuracy": 0.5, "underflow": 0.4, "zero": 0.9},
+    "FP16, scale 8": {"accuracy": 0.9, "zero": 0.8},
+    "FP16, scale 128": {"accuracy": 0.97, "zero": 0.6},
     "FP16, dynamic": {"accuracy": 0.97, "skipped": (3,)},
     "BF16": {"accuracy": 0.97, "underflow": 0.0},
     "FP32 throughout": {"accuracy": 0.95},
@@ -199,14 +220,14 @@ def test_every_claim_holds_with_numbers_as_in_the_paper():
 @pytest.mark.parametrize(
     ("changes", "failing"),
     [
-        # Nothing underflows at scale 1, and no scale can save more.
-        ({"FP16, scale 1": {"underflow": 0.0}}, {ZEROS, SAVED}),
-        ({"FP16, scale 1": {"underflow": 0.01}, "FP16, scale 8": {"underflow": 0.009}, "FP16, scale 128": {"underflow": 0.0}}, {ZEROS}),
+        ({"FP16, scale 1": {"underflow": 0.0}}, {ZEROS}),
+        ({"FP16, scale 1": {"underflow": 0.01}}, {ZEROS}),
         ({"FP32": {"underflow": 0.001}}, {ZEROS}),
-        ({"FP16, scale 128": {"underflow": 0.3}}, {SAVED}),
-        ({"FP16, scale 8": {"underflow": 0.5}}, {SAVED}),
+        ({"FP16, scale 128": {"zero": 0.8}}, {SAVED}),
+        ({"FP16, scale 8": {"zero": 0.95}}, {SAVED}),
+        ({"FP16, scale 8": {"zero": math.nan}}, {SAVED}),
         ({"FP16, scale 1": {"accuracy": 0.96}}, {BEHIND}),
-        ({"FP16, scale 1": {"accuracy": 0.98}}, {BEHIND, CONSTANT}),  # the best scale is none
+        ({"FP16, scale 1": {"accuracy": 0.98}}, {BEHIND}),
         ({"FP16, scale 128": {"accuracy": 0.9}}, {CONSTANT}),
         ({"FP16, dynamic": {"accuracy": 0.9}}, {DYNAMIC}),
         ({"FP16, dynamic": {"skipped": tuple(range(68))}}, {DYNAMIC}),

@@ -30,18 +30,24 @@ Floats = np.ndarray[Any, Any]
 
 
 def random_values(rng: np.random.Generator, shape: tuple[int, int], name: str, kind: str) -> Floats:
-    """Return values of a format: any codes, close exponents, mostly zeros, subnormals or a few specials."""
+    """Return values of a format: any, close exponents, mostly zeros, subnormals, or specials among small or large."""
     fmt = get_format(name)
     codes = rng.integers(0, 1 << fmt.bits, shape)
     field_mask = ((1 << fmt.w) - 1) << fmt.m
     sign_and_fraction = codes & ~field_mask
     if kind in ("close", "special", "zeros"):
         codes = sign_and_fraction | rng.integers(fmt.bias - 6, fmt.bias + 6, shape) << fmt.m
+    if kind == "overflow":
+        largest = fmt.max_code >> fmt.m
+        codes = (
+            sign_and_fraction
+            | rng.integers((fmt.bias + largest) // 2 - 1, (fmt.bias + largest) // 2 + 1, shape) << fmt.m
+        )
     if kind == "subnormal":
         codes = np.where(rng.random(shape) < 0.7, sign_and_fraction, codes)
     if kind == "zeros":
         codes[rng.random(shape) < 0.7] = 0
-    if kind != "special":
+    if kind not in ("special", "overflow"):
         codes = np.where((codes & field_mask) == field_mask, sign_and_fraction, codes)
     else:
         specials = np.array([fmt.inf_code, fmt.sign_code | (fmt.inf_code or 0), fmt.nan_code])
@@ -55,7 +61,7 @@ def accumulators(rng: np.random.Generator, shape: tuple[int, int], name: str, ki
     return random_values(rng, shape, name, kind)
 
 
-KINDS = ("any", "close", "zeros", "subnormal", "special")
+KINDS = ("any", "close", "zeros", "subnormal", "special", "overflow")
 
 
 def general(a: Floats, b: Floats, c: Floats | None, unit: MatrixUnit) -> Floats:

@@ -68,6 +68,19 @@ def test_linear_refuses_another_number_of_inputs(shape: tuple[int, ...]):
         nn.Linear(3, 4, rng=0)(np.ones(shape, np.float32))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 4), (1, 4)])
+def test_a_bias_must_have_one_element_for_each_output(shape: tuple[int, ...]):
+    """Others would broadcast, and get a gradient of another shape than their own."""
+    with pytest.raises(ValueError, match=r"linear: weight is \(4, 3\), bias is .*; bias.shape must be \(4,\)"):
+        nn.functional.linear(np.ones((2, 3)), Tensor(np.ones((4, 3))), Tensor(np.ones(shape)))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 4, 3)])
+def test_a_weight_must_be_a_matrix(shape: tuple[int, ...]):
+    with pytest.raises(ValueError, match=r"linear: weight is .*; it must be \[out_features, in_features\]"):
+        nn.functional.linear(np.ones((2, 3)), Tensor(np.ones(shape)))
+
+
 def test_a_layer_of_no_outputs_and_one_of_no_inputs_work():
     nn.Linear(3, 0, rng=0)(np.ones((2, 3), np.float32)).sum().backward()
     layer = nn.Linear(0, 2, rng=0)

@@ -14,6 +14,7 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from mpsim import units
 from mpsim.formats import FP32
 from reference import fused_dot
 from reference import rounding as twin
@@ -74,6 +75,13 @@ def cast(x: Matrix, fmt: FloatFormat) -> Matrix:
 
 def transposed(x: Matrix) -> Matrix:
     return [list(column) for column in zip(*x, strict=True)]
+
+
+def unit_twin(name: str, fmt: FloatFormat) -> fused_dot.Unit:
+    """Return the twin of a device's instruction for ``fmt`` into binary32."""
+    row = units.get(name, inputs=fmt)
+    nearest = row.rounding == "nearest-even"
+    return fused_dot.Unit(row.block_length, row.fraction_bits, row.floor, row.result_precision, nearest, fmt, fmt, FP32)
 
 
 def product(unit: fused_dot.Unit, a: Matrix, b: Matrix) -> Matrix:
