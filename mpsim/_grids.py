@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mpsim.formats import FloatFormat
 from mpsim.modes import Overflow, Rounding
 from mpsim.stochastic import Draws
-from mpsim_kernels.rounding import ALIGNED, GENERAL, GRID, NARROW
+from mpsim_kernels.rounding import ALIGNED, GENERAL, GRID, MODES, NARROW
 
 __all__ = ["grid_for", "shape_for"]
 
@@ -102,6 +102,7 @@ def grid_for(
 
     grid = np.zeros(1, GRID)
     grid["m"] = fmt.m
+    grid["mode"] = MODES.index(rounding)
     grid["bias"] = fmt.bias + no_subnormals
     grid["offset"] = no_subnormals << fmt.m
     grid["signed"] = fmt.signed

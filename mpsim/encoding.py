@@ -16,8 +16,8 @@ from mpsim.formats import FP32, FloatFormat, FormatLike, Specials, get_format
 from mpsim.modes import Overflow, Rounding
 from mpsim.stochastic import Draws, DrawsLike, as_draws, in_blocks
 from mpsim_kernels._threads import in_ranges
-from mpsim_kernels.decoding import LAYOUT, make_decoder
-from mpsim_kernels.rounding import EVENTS, MODES, make_rounder
+from mpsim_kernels.decoding import LAYOUT, make_decoder, make_plain_decoder
+from mpsim_kernels.rounding import ANY_MODE, EVENTS, GENERAL, MODES, make_rounder
 
 __all__ = ["NumberClass", "classify", "decode", "encode"]
 
@@ -274,9 +274,14 @@ def _plan(
     # A float32 that has been widened is normal, whatever it was: DAZ must come first.
     daz = subnormal_inputs_as_zero and width == itemsize * 8
     grid = grid_for(f, width, codes, mode, policy, flush_subnormals, daz, draws)
-    shape = shape_for(f, width, flush_subnormals or daz)
     dtype = f.code_dtype if codes else np.dtype(f"f{width // 8}")
-    rounder = make_rounder(width, MODES.index(mode), codes, counted, shape)
+    shape = shape_for(f, width, flush_subnormals or daz)
+    # A loop of its own for what is common; each takes a second to compile.
+    common = mode is Rounding.NEAREST_EVEN or (width == 32 and not counted and shape != GENERAL)
+    if common:
+        rounder = make_rounder(width, MODES.index(mode), codes, counted, shape)
+    else:
+        rounder = make_rounder(width, ANY_MODE, codes, counted, GENERAL)
     return Plan(f, dtype, width, grid, rounder, draws)
 
 
@@ -307,7 +312,9 @@ def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters 
 
 
 def _decode(words: NDArray[Any], fmt: FloatFormat, out: NDArray[Any]) -> NDArray[Any]:
-    decoder = make_decoder(out.itemsize * 8)
+    lowest, bias = (-126, 127) if out.itemsize == 4 else (-1022, 1023)
+    plain = fmt.has_subnormals and (fmt.quantum_exponent >= lowest or fmt.bias == bias)
+    decoder = (make_plain_decoder if plain else make_decoder)(8 * out.itemsize)
     codes, layout = words.reshape(-1), _code_layout(fmt)
     target: NDArray[Any] = out.reshape(-1).view(_WORDS[out.itemsize])
     in_ranges(lambda start, stop: decoder(codes[start:stop], target[start:stop], layout), codes.size, _RANGE)
@@ -331,6 +338,7 @@ def _code_layout(fmt: FloatFormat) -> NDArray[Any]:
     layout["has_zero"] = fmt.has_zero
     layout["nan_has_sign"] = fmt.nan_has_sign
     layout["sign"] = fmt.sign_code
+    layout["sign_bit"] = max(fmt.sign_code.bit_length() - 1, 0)
     layout["inf"] = never if fmt.inf_code is None else fmt.inf_code
     layout["nan_from"] = nan_from
     layout["nan_code"] = nan_code

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from mpsim_kernels._jit import kernel
+from mpsim_kernels.shifts import shl
 
-__all__ = ["LAYOUT", "make_decoder"]
+__all__ = ["LAYOUT", "make_decoder", "make_plain_decoder"]
 
 
 LAYOUT = np.dtype(
@@ -19,12 +20,62 @@ LAYOUT = np.dtype(
         ("has_zero", np.bool_),
         ("nan_has_sign", np.bool_),
         ("sign", np.uint64),  # the sign bit; 0 in an unsigned format
+        ("sign_bit", np.int64),  # which bit that is
         ("inf", np.uint64),  # code of +infinity; larger than any code if there is none
         ("nan_from", np.uint64),  # codes whose magnitude is at least this are NaN
         ("nan_code", np.uint64),  # one more code that is NaN; larger than any code if there is none
     ]
 )
 """Where a code keeps its fields, and which codes are special; kernels take an array of one such record."""
+
+
+@functools.cache
+def make_plain_decoder(width: int) -> Callable[..., None]:
+    """Return ``decoder(codes, out, layout)`` for formats whose numbers are normal in the float.
+
+    As `make_decoder`, several times faster. The format must have zero and subnormals; and either all its numbers are
+    normal in the float, or it has the float's own exponents.
+    """
+    U: Any = np.uint32 if width == 32 else np.uint64
+    S: Any = np.int32 if width == 32 else np.int64
+    FLOAT: Any = np.float32 if width == 32 else np.float64
+    F = 23 if width == 32 else 52
+    BIAS = 127 if width == 32 else 1023
+    INF = U((2 ** (width - 1 - F) - 1) << F)
+    NAN = U(int(INF) | (1 << (F - 1)))
+    ZERO = U(0)
+
+    @kernel
+    def decoder(codes: Any, out: Any, layout: Any) -> None:
+        fields = layout[0]
+        m, bias = np.int64(fields["m"]), fields["bias"]
+        sign, inf, nan_from = U(fields["sign"]), U(fields["inf"]), U(fields["nan_from"])
+        nan_code, nan_has_sign, sign_up = (
+            U(fields["nan_code"]),
+            fields["nan_has_sign"],
+            U(width - 1 - fields["sign_bit"]),
+        )
+        up = U(F - m)
+        rebias = shl(U(BIAS - bias), U(F))
+        # A subnormal is an integer times the quantum; a conversion of a small integer is exact.
+        quantum_shift = shl(U(bias + m - 1), U(F))
+        aligned = bias == BIAS
+        hidden = ZERO if aligned else shl(U(1), U(m))
+        for i in range(codes.size):
+            code = U(codes[i])
+            magnitude = U(code & U(~sign))
+            word = U(shl(magnitude, up) + rebias)
+            integer = FLOAT(S(magnitude)).view(U)
+            if magnitude < hidden:
+                word = U(integer - quantum_shift) if magnitude != ZERO else ZERO
+            if magnitude == inf:
+                word = INF
+            if magnitude >= nan_from:
+                word = NAN
+            word = U(word | shl(U(code & sign), sign_up))
+            out[i] = NAN if code == nan_code and not nan_has_sign else word
+
+    return decoder
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import numpy as np
 from mpsim_kernels._jit import kernel
 from mpsim_kernels.shifts import shl, shr
 
-__all__ = ["ALIGNED", "EVENTS", "GENERAL", "GRID", "MODES", "NARROW", "make_rounder"]
+__all__ = ["ALIGNED", "ANY_MODE", "EVENTS", "GENERAL", "GRID", "MODES", "NARROW", "make_rounder"]
 
 MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "to-odd", "stochastic")
 """Rounding modes in the order of their numbers."""
@@ -33,6 +33,8 @@ EVENTS = (
     "nans_made",
 )
 """What a counting loop adds up, in the order of its ``counts``."""
+
+ANY_MODE = -1
 
 ALIGNED, NARROW, GENERAL = range(3)
 """Shapes of a format, seen from the source.
@@ -50,6 +52,7 @@ GRID = np.dtype(
     [
         ("m", np.int32),  # fraction bits of the format
         ("bias", np.int32),  # its exponent bias, one more in a format without subnormals
+        ("mode", np.int32),  # index of the rounding mode, for loops that are made for any
         ("signed", np.bool_),
         ("has_zero", np.bool_),
         ("has_nan", np.bool_),
@@ -94,7 +97,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
     width
         32 or 64: bits of a source word.
     mode
-        Index into `MODES`.
+        Index into `MODES`, or `ANY_MODE`: the grid's, looked up as the loop runs.
     codes
         Write codes of the format, rather than floats of the source's width.
     counted
@@ -111,19 +114,19 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
         are subnormal in float32 are not normal in the format.
     """
     U: Any = np.uint32 if width == 32 else np.uint64
-    I: Any = np.int32 if width == 32 else np.int64
+    S: Any = np.int32 if width == 32 else np.int64
     F = 23 if width == 32 else 52
-    FU, FI, DEEPEST = U(F), I(F), I(F + 2)
+    F_WORD, F_SIGNED, DEEPEST = U(F), S(F), S(F + 2)
     HIDDEN, FRACTION = U(1 << F), U((1 << F) - 1)
     INF = U((2 ** (width - 1 - F) - 1) << F)
     MAGNITUDE, TOP = U((1 << (width - 1)) - 1), U(width - 1)
-    BIAS = I(127 if width == 32 else 1023)
-    ZERO, ONE, ZERO_I, ONE_I, WIDTH = U(0), U(1), I(0), I(1), I(width)
+    BIAS = S(127 if width == 32 else 1023)
+    ZERO, ONE, ZERO_SIGNED, ONE_SIGNED, WIDTH = U(0), U(1), S(0), S(1), S(width)
 
     @kernel
     def rounder(x: Any, out: Any, grid: Any, random: Any, counts: Any) -> None:
         g = grid[0]
-        m, bias, offset = I(g["m"]), I(g["bias"]), U(g["offset"])
+        m, bias, offset = S(g["m"]), S(g["bias"]), U(g["offset"])
         signed, has_zero, has_nan = g["signed"], g["has_zero"], g["has_nan"]
         sign, minus_zero, sign_shift = U(g["sign"]), U(g["minus_zero"]), U(g["sign_shift"])
         min_pattern, min_normal, max_pattern = U(g["min_pattern"]), U(g["min_normal"]), U(g["max_pattern"])
@@ -134,8 +137,9 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
         gap_end, gap_plus, gap_minus = U(g["gap_end"]), U(g["gap_plus"]), U(g["gap_minus"])
         daz_below, flush_result = U(g["daz_below"]), U(g["flush_result"])
         tail_mask, tail_half, tail_shift = U(g["tail_mask"]), U(g["tail_half"]), U(g["tail_shift"])
-        keep = I(FI - m)
-        rebias = I(I(BIAS - bias) + ONE_I)
+        which = g["mode"] if mode == ANY_MODE else mode
+        keep = S(F_SIGNED - m)
+        rebias = S(S(BIAS - bias) + ONE_SIGNED)
         m_unsigned, keep_unsigned = U(m), U(keep)
         over_minus_bare = U(over_minus & U(~sign))
         zeros = underflows = subnormals = overflows = ZERO
@@ -154,7 +158,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
                 k = keep_unsigned
                 base = ZERO
             else:
-                field = I(shr(a, FU))
+                field = S(shr(a, F_WORD))
                 if shape == NARROW:
                     # A subnormal source counts as twice its size or less: still below half the smallest quantum.
                     sig = U(U(a & FRACTION) | HIDDEN)
@@ -163,29 +167,29 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
                 else:
                     normal = a >= HIDDEN
                     sig = U(U(a & FRACTION) | (HIDDEN if normal else ZERO))
-                    field = field if normal else ONE_I
-                above = I(field - rebias)  # binades above the smallest normal one
-                drop = max(I(keep - above), keep)
+                    field = field if normal else ONE_SIGNED
+                above = S(field - rebias)  # binades above the smallest normal one
+                drop = max(S(keep - above), keep)
                 k = U(min(drop, DEEPEST))  # from there on the number is below half the smallest quantum
                 # Fields and fractions are adjacent in a code, so a carry out of the fraction steps the exponent.
-                base = shl(U(max(above, ZERO_I)), m_unsigned)
+                base = shl(U(max(above, ZERO_SIGNED)), m_unsigned)
 
             # 2. Drop them.
             floor = shr(sig, k)
             rest = U(sig - shl(floor, k))
-            if mode == 0:
+            if which == 0:
                 # The parity of the code decides, which is the exponent's where there is no fraction (p = 1).
                 parity = U(U(U(floor + base) + offset) & ONE) if shape == GENERAL else U(floor & ONE)
                 q = U(floor + U(U(U(rest + rest) + parity) > shl(ONE, k)))
-            elif mode == 1:
+            elif which == 1:
                 q = U(floor + U(U(rest + rest) >= shl(ONE, k)))
-            elif mode == 2:
+            elif which == 2:
                 q = floor
-            elif mode == 3:
+            elif which == 3:
                 q = U(floor + U(rest != ZERO and not negative))
-            elif mode == 4:
+            elif which == 4:
                 q = U(floor + U(rest != ZERO and negative))
-            elif mode == 5:
+            elif which == 5:
                 if shape == GENERAL:
                     t = U(U(floor + base) + offset)
                     q = U(U(U(t | U(rest != ZERO)) - base) - offset)
@@ -195,9 +199,9 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
                 # What is dropped, as a binary fraction of the word's width, against a random one.
                 depth = keep if shape == ALIGNED else drop
                 if depth <= WIDTH:
-                    tail = shl(rest, U(WIDTH - depth)) if depth > ZERO_I else ZERO
+                    tail = shl(rest, U(WIDTH - depth)) if depth > ZERO_SIGNED else ZERO
                 else:
-                    tail = shr(rest, U(min(I(depth - WIDTH), I(WIDTH - ONE_I))))
+                    tail = shr(rest, U(min(S(depth - WIDTH), S(WIDTH - ONE_SIGNED))))
                 nearest = U(tail_half - ONE) + (shr(tail, tail_shift) & ONE) if tail_half != ZERO else ZERO
                 rounded_tail = U(tail + U(nearest))
                 carry = rounded_tail < tail
@@ -214,8 +218,8 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
                 r = shl(q, k)
             else:
                 # Beyond F dropped bits q is 0 or 1: nothing, or the smallest number.
-                in_place = U(shl(U(max(field, ONE_I) - ONE_I), FU) + shl(q, U(min(k, FU))))
-                r = (min_pattern if q != ZERO else ZERO) if k > FU else in_place
+                in_place = U(shl(U(max(field, ONE_SIGNED) - ONE_SIGNED), F_WORD) + shl(q, U(min(k, F_WORD))))
+                r = (min_pattern if q != ZERO else ZERO) if k > F_WORD else in_place
             if shape == GENERAL:
                 if r < flush_result:
                     r = ZERO
