@@ -64,10 +64,13 @@ def grid_for(
     rounding: Rounding,
     overflow: Overflow,
     flush_subnormals: bool,
-    subnormal_inputs_as_zero: bool = False,
+    zero_below: int | None = None,
     draws: Draws | None = None,
 ) -> NDArray[Any]:
-    """Return the `GRID` record of ``fmt`` for source words of ``width`` bits, writing codes or values."""
+    """Return the `GRID` record of ``fmt`` for source words of ``width`` bits, writing codes or values.
+
+    Sources below ``2**zero_below`` are read as zero.
+    """
     sign = fmt.sign_code if codes else int(fmt.signed) << (width - 1)
     quiet_nan, infinity = (0x7FC00000, 0x7F800000) if width == 32 else (0x7FF8 << 48, 0x7FF0 << 48)
 
@@ -115,7 +118,7 @@ def grid_for(
     grid["min_normal"] = pattern(1 << fmt.m if fmt.has_subnormals else fmt.min_code)
     grid["max_pattern"] = largest
     grid["gap_end"] = gap_end
-    grid["daz_below"] = 1 << (23 if width == 32 else 52) if subnormal_inputs_as_zero else 0
+    grid["daz_below"] = 0 if zero_below is None else _word(1, zero_below, width)
     if rounding is Rounding.STOCHASTIC:
         if fmt.has_zero and not fmt.has_subnormals:
             raise ValueError(

@@ -271,11 +271,11 @@ def _plan(
     # Numbers subnormal in float32 must not be normal in the format: the 32-bit kernel does not normalise them.
     narrow = itemsize == 4 and f.m <= 23 and f.bias <= 127 and f.has_subnormals and (codes or f.fits_float32)
     width = 32 if narrow else 64
-    # A float32 that has been widened is normal, whatever it was: DAZ must come first.
-    daz = subnormal_inputs_as_zero and width == itemsize * 8
-    grid = grid_for(f, width, codes, mode, policy, flush_subnormals, daz, draws)
+    # Below the smallest normal number of the source's own dtype, widened or not.
+    zero_below = (-126 if itemsize == 4 else -1022) if subnormal_inputs_as_zero else None
+    grid = grid_for(f, width, codes, mode, policy, flush_subnormals, zero_below, draws)
     dtype = f.code_dtype if codes else np.dtype(f"f{width // 8}")
-    shape = shape_for(f, width, flush_subnormals or daz)
+    shape = shape_for(f, width, flush_subnormals or subnormal_inputs_as_zero)
     # A loop of its own for what is common; each takes a second to compile.
     common = mode is Rounding.NEAREST_EVEN or (width == 32 and not counted and shape != GENERAL)
     if common:

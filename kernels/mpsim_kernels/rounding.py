@@ -202,11 +202,11 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
                     tail = shl(rest, U(WIDTH - depth)) if depth > ZERO_SIGNED else ZERO
                 else:
                     tail = shr(rest, U(min(S(depth - WIDTH), S(WIDTH - ONE_SIGNED))))
-                nearest = U(tail_half - ONE) + (shr(tail, tail_shift) & ONE) if tail_half != ZERO else ZERO
-                rounded_tail = U(tail + U(nearest))
-                carry = rounded_tail < tail
-                rounded_tail = U(rounded_tail & tail_mask)
-                carry = carry or U(rounded_tail + random[i]) < rounded_tail
+                # Cut to the bits that count, or rounded to them; then up if a sum with the random word would carry.
+                nearest = U(U(tail_half - ONE) + U(shr(tail, tail_shift) & ONE)) if tail_half != ZERO else ZERO
+                carry = nearest > U(~tail)
+                kept = ZERO if carry else U(U(tail + nearest) & tail_mask)
+                carry = carry or random[i] > U(~kept)
                 q = U(floor + U(carry))
 
             # 3. The pattern of the magnitude.
