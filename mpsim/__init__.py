@@ -10,6 +10,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from mpsim._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from mpsim.counters import Counters as Counters
     from mpsim.encoding import classify as classify
@@ -48,8 +50,11 @@ if TYPE_CHECKING:
     from mpsim.matmul import matmul_codes as matmul_codes
     from mpsim.modes import Overflow as Overflow
     from mpsim.modes import Rounding as Rounding
+    from mpsim.observe import observe as observe
     from mpsim.rounding import round_to as round_to
+    from mpsim.stochastic import Draws as Draws
     from mpsim.tensor import Tensor as Tensor
+    from mpsim.tensor import matrix_unit as matrix_unit
     from mpsim.tensor import no_grad as no_grad
 
     from . import amp as amp
@@ -59,8 +64,6 @@ if TYPE_CHECKING:
     from . import optim as optim
     from . import plots as plots
     from . import units as units
-
-__version__ = "0.1.0"
 
 _MODULES = ("amp", "datasets", "experiments", "nn", "optim", "plots", "units")
 
@@ -75,8 +78,10 @@ _NAMES = {
     "inspect": "inspect",
     "matmul": "matmul matmul_codes",
     "modes": "Overflow Rounding",
+    "observe": "observe",
     "rounding": "round_to",
-    "tensor": "Tensor no_grad",
+    "stochastic": "Draws",
+    "tensor": "Tensor matrix_unit no_grad",
 }
 """Public names by the module that they live in."""
 

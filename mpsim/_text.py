@@ -18,7 +18,7 @@ from mpsim.exact import decimal_text, error_text, power_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpsim.bench import MatmulTiming
+    from mpsim.bench import MatmulTiming, RoundingTiming
     from mpsim.experiments import Claim
     from mpsim.experiments import Table as StudyTable
     from mpsim.formats import FloatFormat
@@ -323,6 +323,28 @@ def timings_table(timings: Sequence[MatmulTiming]) -> RenderableType:
         for t in timings
     ]
     return table(columns, rows, numeric=columns[4:])
+
+
+def rounding_dict(timing: RoundingTiming) -> dict[str, Any]:
+    """Return a timing with its rates as JSON types."""
+    return dataclasses.asdict(timing) | {"rate": timing.rate, "of_copy": timing.of_copy}
+
+
+def rounding_table(timings: Sequence[RoundingTiming]) -> RenderableType:
+    """Return timings, a line for each; rates in billions of elements a second."""
+    columns = ("format", "what", "ms", "Gel/s", "of copy", "of peers")
+    rows = [
+        (
+            Text(t.fmt, "bold"),
+            t.what,
+            f"{t.seconds * 1e3:.3g}",
+            f"{t.rate:.3g}",
+            f"{t.of_copy:.2f}",
+            ", ".join(f"{t.of_peer(name):.2f} x {name}" for name in t.peers),
+        )
+        for t in timings
+    ]
+    return table(columns, rows, numeric=columns[2:5])
 
 
 # Studies.

@@ -218,6 +218,29 @@ def bench_matmul(
         _text.show(_text.timings_table(timings))
 
 
+@bench_app.command("rounding")
+def bench_rounding(
+    elements: Annotated[int, typer.Option(min=1, metavar="N", help="Elements of the array.")] = 1 << 24,
+    fmt: Annotated[
+        list[str] | None, typer.Option("--format", "-f", metavar="NAME", help="A format; may be given more than once.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="The best of so many runs counts.")] = 7,
+    as_json: Json = False,
+) -> None:
+    """Time rounding beside a copy of the array, and beside other libraries' casts."""
+    from mpsim import _text
+    from mpsim import bench as measure
+    from mpsim.formats import get_format
+
+    with mistakes():
+        names = [get_format(name).name for name in fmt or ("fp16", "bf16", "e4m3", "e5m2")]
+    timings = measure.bench_rounding(elements, names, repeats=repeats)
+    if as_json:
+        _text.print_json([_text.rounding_dict(timing) for timing in timings])
+    else:
+        _text.show(_text.rounding_table(timings))
+
+
 def _shape(text: str) -> tuple[int, int, int]:
     """Return m, k, n of ``"256"`` or ``"64x128x32"``."""
     numbers = [int(part) if part.isdecimal() else 0 for part in text.lower().split("x")]

@@ -23,7 +23,7 @@ C
     The fraction is rounded to N bits, to nearest even, and R added.
 """
 
-_BLOCK = 1 << 12  # random words made at a time; they stay in the nearest cache
+_BLOCK = 1 << 14  # random words made at a time; they stay in a cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,8 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
     INF = U((2 ** (width - 1 - F) - 1) << F)
     MAGNITUDE, TOP = U((1 << (width - 1)) - 1), U(width - 1)
     BIAS = S(127 if width == 32 else 1023)
-    ZERO, ONE, ZERO_SIGNED, ONE_SIGNED, WIDTH = U(0), U(1), S(0), S(1), S(width)
+    ZERO, ONE, ZERO_SIGNED, ONE_SIGNED = U(0), U(1), S(0), S(1)
+    WIDTH, LAST = S(width), S(width - 1)
 
     @kernel
     def rounder(x: Any, out: Any, grid: Any, random: Any, counts: Any) -> None:
@@ -198,10 +199,9 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
             else:
                 # What is dropped, as a binary fraction of the word's width, against a random one.
                 depth = keep if shape == ALIGNED else drop
-                if depth <= WIDTH:
-                    tail = shl(rest, U(WIDTH - depth)) if depth > ZERO_SIGNED else ZERO
-                else:
-                    tail = shr(rest, U(min(S(depth - WIDTH), S(WIDTH - ONE_SIGNED))))
+                beyond = S(depth - WIDTH)
+                up, down = U(min(max(S(-beyond), ZERO_SIGNED), LAST)), U(min(max(beyond, ZERO_SIGNED), LAST))
+                tail = shr(shl(rest, up), down)
                 # Cut to the bits that count, or rounded to them; then up if a sum with the random word would carry.
                 nearest = U(U(tail_half - ONE) + U(shr(tail, tail_shift) & ONE)) if tail_half != ZERO else ZERO
                 carry = nearest > U(~tail)

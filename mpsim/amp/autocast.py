@@ -36,8 +36,9 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 - torch's name
     Notes
     -----
     The lists are those of torch.autocast on CUDA; other operations run in the formats of their inputs, promoted.
-    FP64 inputs are left alone, and refused where they meet the low format. Casts are differentiable: the gradient of a leaf is in FP32, those of activations
-    are in the low format. Call ``backward`` outside the region; it runs in the formats of the forward pass.
+    FP64 inputs are left alone, and refused where they meet the low format. Casts are differentiable: the gradient of a
+    leaf is in FP32, those of activations are in the low format. Call ``backward`` outside the region; it runs in the
+    formats of the forward pass.
 
     Examples
     --------

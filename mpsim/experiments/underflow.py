@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from mpsim import __version__, units
+from mpsim import units
+from mpsim._version import __version__
 from mpsim.datasets import digits
 from mpsim.experiments.registry import Claim, Progress, Table
 from mpsim.experiments.training import Arm, Measured, Schedule, train
