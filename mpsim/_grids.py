@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.formats import FloatFormat
-from mpsim.modes import Overflow, Rounding
+from mpsim.formats import FloatFormat, Specials
+from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws
 from mpsim_kernels.rounding import ALIGNED, GENERAL, GRID, MODES, NARROW
 
@@ -66,6 +66,7 @@ def grid_for(
     flush_subnormals: bool,
     zero_below: int | None = None,
     draws: Draws | None = None,
+    nan_choice: NaN | int = NaN.CANONICAL,
 ) -> NDArray[Any]:
     """Return the `GRID` record of ``fmt`` for source words of ``width`` bits, writing codes or values.
 
@@ -83,6 +84,8 @@ def grid_for(
     if fmt.nan_code is not None:
         nan = fmt.nan_code if codes else quiet_nan
     nans = (nan, nan | sign if fmt.nan_has_sign else nan)
+    if not isinstance(nan_choice, NaN):
+        nans = _chosen_nans(fmt, codes, nan_choice, quiet_nan, sign)
 
     def beyond(negative: bool, infinite: bool) -> int:
         """Return the pattern of an overflow, or of an infinite input."""
@@ -119,6 +122,13 @@ def grid_for(
     grid["max_pattern"] = largest
     grid["gap_end"] = gap_end
     grid["daz_below"] = 0 if zero_below is None else _word(1, zero_below, width)
+    if nan_choice is NaN.PAYLOAD:
+        if fmt.specials is not Specials.IEEE:
+            raise ValueError(f"nan is 'payload', but NaNs of {fmt} have none; choose 'canonical' or a code")
+        dropped = (23 if width == 32 else 52) - fmt.m
+        kept = (1 << fmt.m) - 1 if dropped >= 0 else 0
+        grid["payload_shift"] = max(dropped, 0) if codes else 0
+        grid["payload_mask"] = kept if codes else kept << max(dropped, 0)
     if rounding is Rounding.STOCHASTIC:
         if fmt.has_zero and not fmt.has_subnormals:
             raise ValueError(
@@ -137,6 +147,17 @@ def grid_for(
         grid[f"flush_{suffix}"] = _flush_below(fmt, width, rounding, negative) if flush_subnormals else 0
         grid[f"gap_{suffix}"] = _gap_up(fmt, width, rounding, gap_end, negative)
     return grid
+
+
+def _chosen_nans(fmt: FloatFormat, codes: bool, code: int, quiet_nan: int, sign: int) -> tuple[int, int]:
+    """Return the patterns of NaNs where one code is to stand for all."""
+    magnitude = code & ~fmt.sign_code
+    is_nan = magnitude > (fmt.inf_code or 0) if fmt.specials is Specials.IEEE else code == fmt.nan_code
+    is_nan |= fmt.specials is Specials.FN and magnitude == fmt.last_code
+    if not 0 <= code < 1 << fmt.bits or not is_nan:
+        raise ValueError(f"nan is {code:#x}, which is not a NaN of {fmt}; choose 'canonical' or such a code")
+    pattern = code if codes else quiet_nan | (sign if code & fmt.sign_code and fmt.nan_has_sign else 0)
+    return pattern, pattern
 
 
 def _flush_below(fmt: FloatFormat, width: int, rounding: Rounding, negative: bool) -> int:

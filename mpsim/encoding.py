@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from mpsim._grids import grid_for, shape_for
 from mpsim.counters import Counters
 from mpsim.formats import FP32, FloatFormat, FormatLike, Specials, get_format
-from mpsim.modes import Overflow, Rounding
+from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws, DrawsLike, as_draws, in_blocks
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.decoding import LAYOUT, make_decoder, make_plain_decoder
@@ -33,6 +33,7 @@ def encode(
     *,
     flush_subnormals: bool = False,
     subnormal_inputs_as_zero: bool = False,
+    nan: NaN | str | int = NaN.CANONICAL,
     rng: DrawsLike = None,
     counters: Counters | None = None,
     out: NDArray[Any] | None = None,
@@ -54,6 +55,9 @@ def encode(
         Results that are tiny after rounding become signed zero, as under x86's FTZ.
     subnormal_inputs_as_zero : bool
         Numbers that are subnormal in the dtype of ``x`` are read as signed zero, as under x86's DAZ.
+    nan : {"canonical", "payload"} or int
+        Which NaN comes out: a quiet one without payload, one that keeps sign and leading payload bits (formats with
+        IEEE 754's NaNs), or always this code.
     rng : Draws or int
         Random numbers of stochastic rounding, or their seed; needed there, and only there.
     counters : Counters, optional
@@ -64,8 +68,8 @@ def encode(
     Returns
     -------
     codes : array of ``fmt.code_dtype``, shape of ``x``
-        NaNs give the format's quiet NaN, with their sign where it has two; in a format without NaN,
-        the code ``fmt.nan_to``. Negative numbers that do not round to zero are NaN in an unsigned format.
+        NaNs give the format's quiet NaN, with their sign where it has two, unless ``nan`` says otherwise; in a format
+        without NaN, the code ``fmt.nan_to``. Negative numbers that do not round to zero are NaN in an unsigned format.
 
     Raises
     ------
@@ -92,6 +96,7 @@ def encode(
         overflow,
         flush_subnormals,
         subnormal_inputs_as_zero,
+        nan,
         rng,
         counters is not None,
     )
@@ -103,7 +108,9 @@ def encode(
     return result
 
 
-def decode(codes: ArrayLike, fmt: FormatLike, out: NDArray[Any] | None = None) -> NDArray[Any]:
+def decode(
+    codes: ArrayLike, fmt: FormatLike, nan: NaN | str = NaN.CANONICAL, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
     """Return the values of codes.
 
     Parameters
@@ -111,12 +118,14 @@ def decode(codes: ArrayLike, fmt: FormatLike, out: NDArray[Any] | None = None) -
     codes : array_like of integers, any shape
         Bit patterns of the format, each in the low bits of an integer.
     fmt : FloatFormat or name
+    nan : {"canonical", "payload"}
+        Whether NaNs keep their payload, in the leading fraction bits.
     out : array of the result's shape and dtype, C-contiguous, optional
 
     Returns
     -------
     values : float32 array, shape of ``codes``
-        float64 where float32 cannot hold the format. NaNs are quiet and without payload.
+        float64 where float32 cannot hold the format. NaNs are quiet.
 
     Raises
     ------
@@ -133,7 +142,10 @@ def decode(codes: ArrayLike, fmt: FormatLike, out: NDArray[Any] | None = None) -
     f = get_format(fmt)
     words = _as_codes(codes, f)
     words = apart(words, out) if out is not None else words
-    return _decode(words, f, output_array(out, words.shape, f.value_dtype))
+    keep_payload = NaN.of(nan, "nan") is NaN.PAYLOAD
+    if keep_payload and f.specials is not Specials.IEEE:
+        raise ValueError(f"nan is 'payload', but NaNs of {f} have none; choose 'canonical'")
+    return _decode(words, f, output_array(out, words.shape, f.value_dtype), keep_payload)
 
 
 class NumberClass(enum.IntEnum):
@@ -239,6 +251,7 @@ def plan_for(
     overflow: Overflow | str,
     flush_subnormals: bool,
     subnormal_inputs_as_zero: bool,
+    nan: NaN | str | int,
     rng: DrawsLike,
     counted: bool,
 ) -> Plan:
@@ -250,7 +263,7 @@ def plan_for(
     elif rng is not None:
         raise ValueError(f"rng is given, but rounding is {rounding!r}; only 'stochastic' draws random numbers")
     daz = bool(subnormal_inputs_as_zero)
-    return _plan(key, itemsize, codes, rounding, overflow, bool(flush_subnormals), daz, draws, counted)
+    return _plan(key, itemsize, codes, rounding, overflow, bool(flush_subnormals), daz, nan, draws, counted)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -262,20 +275,22 @@ def _plan(
     overflow: Overflow | str,
     flush_subnormals: bool,
     subnormal_inputs_as_zero: bool,
+    nan: NaN | str | int,
     draws: Draws | None,
     counted: bool,
 ) -> Plan:
     f = get_format(fmt)
     mode = Rounding.of(rounding, "rounding")
     policy = Overflow.of(overflow, "overflow")
+    nan_choice = nan if isinstance(nan, int) else NaN.of(nan, "nan")
     # Numbers subnormal in float32 must not be normal in the format: the 32-bit kernel does not normalise them.
     narrow = itemsize == 4 and f.m <= 23 and f.bias <= 127 and f.has_subnormals and (codes or f.fits_float32)
     width = 32 if narrow else 64
     # Below the smallest normal number of the source's own dtype, widened or not.
     zero_below = (-126 if itemsize == 4 else -1022) if subnormal_inputs_as_zero else None
-    grid = grid_for(f, width, codes, mode, policy, flush_subnormals, zero_below, draws)
+    grid = grid_for(f, width, codes, mode, policy, flush_subnormals, zero_below, draws, nan_choice)
     dtype = f.code_dtype if codes else np.dtype(f"f{width // 8}")
-    shape = shape_for(f, width, flush_subnormals or subnormal_inputs_as_zero)
+    shape = shape_for(f, width, flush_subnormals or subnormal_inputs_as_zero or nan_choice is not NaN.CANONICAL)
     # A loop of its own for what is common; each takes a second to compile.
     common = mode is Rounding.NEAREST_EVEN or (width == 32 and not counted and shape != GENERAL)
     if common:
@@ -289,7 +304,7 @@ def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters 
     """Round ``source`` into ``out``, and count."""
     words: NDArray[Any] = source.reshape(-1).view(_WORDS[source.itemsize])
     if source.itemsize * 8 < plan.width:
-        words = _decode(words, FP32, np.empty(words.shape)).view(np.uint64)
+        words = _decode(words, FP32, np.empty(words.shape), keep_payload=True).view(np.uint64)
     target: NDArray[Any] = out.reshape(-1)
     if out.dtype.kind == "f":
         target = target.view(_WORDS[out.itemsize])
@@ -311,18 +326,18 @@ def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters 
         counters += Counters(words.size, *totals)
 
 
-def _decode(words: NDArray[Any], fmt: FloatFormat, out: NDArray[Any]) -> NDArray[Any]:
+def _decode(words: NDArray[Any], fmt: FloatFormat, out: NDArray[Any], keep_payload: bool = False) -> NDArray[Any]:
     lowest, bias = (-126, 127) if out.itemsize == 4 else (-1022, 1023)
     plain = fmt.has_subnormals and (fmt.quantum_exponent >= lowest or fmt.bias == bias)
     decoder = (make_plain_decoder if plain else make_decoder)(8 * out.itemsize)
-    codes, layout = words.reshape(-1), _code_layout(fmt)
+    codes, layout = words.reshape(-1), _code_layout(fmt, keep_payload)
     target: NDArray[Any] = out.reshape(-1).view(_WORDS[out.itemsize])
     in_ranges(lambda start, stop: decoder(codes[start:stop], target[start:stop], layout), codes.size, _RANGE)
     return out
 
 
 @functools.cache
-def _code_layout(fmt: FloatFormat) -> NDArray[Any]:
+def _code_layout(fmt: FloatFormat, keep_payload: bool = False) -> NDArray[Any]:
     never = 2**64 - 1  # as a code a NaN of binary64, so it is never mistaken for anything else
     nan_from, nan_code = never, never
     if fmt.specials is Specials.IEEE:
@@ -340,6 +355,7 @@ def _code_layout(fmt: FloatFormat) -> NDArray[Any]:
     layout["sign"] = fmt.sign_code
     layout["sign_bit"] = max(fmt.sign_code.bit_length() - 1, 0)
     layout["inf"] = never if fmt.inf_code is None else fmt.inf_code
+    layout["payload_mask"] = (1 << fmt.m) - 1 if keep_payload else 0
     layout["nan_from"] = nan_from
     layout["nan_code"] = nan_code
     return layout

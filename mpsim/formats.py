@@ -44,6 +44,7 @@ __all__ = [
     "Specials",
     "finfo",
     "get_format",
+    "register",
 ]
 
 
@@ -453,6 +454,36 @@ def _parse(name: str) -> FloatFormat:
         return _p3109(name, int(match[1]), int(match[2]), match[3] == "s", match[4] == "e")
     near = difflib.get_close_matches(name, _BY_NAME, n=4, cutoff=0.4) or ["fp16", "bf16", "e4m3", "e5m2"]
     raise ValueError(f"unknown format {name!r}; nearest: {', '.join(near)} (or 'e<w>m<m>', 'binary<K>p<P>se')")
+
+
+def register(fmt: FloatFormat) -> FloatFormat:
+    """Make a format of one's own known by its name and aliases, everywhere a name is accepted.
+
+    Parameters
+    ----------
+    fmt : FloatFormat
+        For instance ``FloatFormat(name="e6m1", p=2, w=6, bias=31, specials=Specials.FN)``.
+
+    Returns
+    -------
+    FloatFormat
+        ``fmt``; registering it again changes nothing.
+
+    Raises
+    ------
+    ValueError
+        A name belongs to another format already; names do not change their meaning.
+    """
+    names = [name.strip().lower() for name in (fmt.name, *fmt.aliases)]
+    for name in names:
+        try:
+            known = _parse(name)
+        except ValueError:
+            continue
+        if known != fmt:
+            raise ValueError(f"register: {name!r} is the name of {known!r} already; choose another")
+    _BY_NAME.update(dict.fromkeys(names, fmt))
+    return fmt
 
 
 def _p3109(name: str, k: int, p: int, signed: bool, extended: bool) -> FloatFormat:

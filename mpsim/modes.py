@@ -6,7 +6,7 @@ import difflib
 import enum
 from typing import Self
 
-__all__ = ["Overflow", "Rounding"]
+__all__ = ["NaN", "Overflow", "Rounding"]
 
 
 class _Choice(enum.StrEnum):
@@ -43,3 +43,12 @@ class Overflow(_Choice):
     """What the format's standard says: infinity, else NaN, else the largest finite number."""
     SATURATE = "saturate"
     """The largest finite number with the sign of the result; infinite inputs too. NaNs stay."""
+
+
+class NaN(_Choice):
+    """Which NaN a conversion gives (IEEE 754-2019, 6.2.3 leaves it open)."""
+
+    CANONICAL = "canonical"
+    """The quiet NaN without payload, with the sign of the input where the format's NaNs have one."""
+    PAYLOAD = "payload"
+    """Sign and leading payload bits kept, quieted: what x86's VCVTPS2PH does."""

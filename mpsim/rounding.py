@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 from mpsim.counters import Counters
 from mpsim.encoding import apart, as_source, decode, encode, output_array, plan_for, refuse_wide_integers, run
 from mpsim.formats import FormatLike
-from mpsim.modes import Overflow, Rounding
+from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws, DrawsLike
 
-__all__ = ["Counters", "Draws", "Overflow", "Rounding", "round_to"]
+__all__ = ["Counters", "Draws", "NaN", "Overflow", "Rounding", "round_to"]
 
 
 def round_to(
@@ -23,6 +23,7 @@ def round_to(
     *,
     flush_subnormals: bool = False,
     subnormal_inputs_as_zero: bool = False,
+    nan: NaN | str | int = NaN.CANONICAL,
     rng: DrawsLike = None,
     counters: Counters | None = None,
     out: NDArray[Any] | None = None,
@@ -35,7 +36,7 @@ def round_to(
         float64 and integers are rounded once, never through float32.
     fmt : FloatFormat or name
         Subnormals are rounded at its fixed quantum ``2**(emin - p + 1)``.
-    rounding, overflow, flush_subnormals, subnormal_inputs_as_zero, rng, counters
+    rounding, overflow, flush_subnormals, subnormal_inputs_as_zero, nan, rng, counters
         As for `encode`.
     out : array of the result's shape and dtype, C-contiguous, optional
         Written and returned; may be ``x`` itself.
@@ -71,6 +72,7 @@ def round_to(
         overflow,
         flush_subnormals,
         subnormal_inputs_as_zero,
+        nan,
         rng,
         counters is not None,
     )
@@ -86,6 +88,7 @@ def round_to(
             overflow,
             flush_subnormals=flush_subnormals,
             subnormal_inputs_as_zero=subnormal_inputs_as_zero,
+            nan=nan,
             rng=rng,
             counters=counters,
         )

@@ -362,3 +362,16 @@ def test_limits_are_python_floats_within_float64():
             value = getattr(fmt, name)
             assert type(value) is float
             assert 0 < value < math.inf
+
+
+def test_a_registered_format_is_known_by_name_and_keeps_its_meaning():
+    own = FloatFormat(name="E7M2-Lab", p=3, w=7, bias=63, specials=Specials.FN, aliases=("lab10",))
+    assert mpsim.formats.register(own) is own
+    assert get_format("e7m2-lab") is own
+    assert get_format("LAB10") is own
+    assert mpsim.formats.register(dataclasses.replace(own)) == own
+    other = dataclasses.replace(own, bias=62)
+    with pytest.raises(ValueError, match="'e7m2-lab' is the name of"):
+        mpsim.formats.register(other)
+    with pytest.raises(ValueError, match="'fp16' is the name of"):
+        mpsim.formats.register(dataclasses.replace(own, name="fp16"))

@@ -23,6 +23,7 @@ LAYOUT = np.dtype(
         ("sign_bit", np.int64),  # which bit that is
         ("inf", np.uint64),  # code of +infinity; larger than any code if there is none
         ("nan_from", np.uint64),  # codes whose magnitude is at least this are NaN
+        ("payload_mask", np.uint64),  # which bits of a NaN's fraction are kept; 0 for none
         ("nan_code", np.uint64),  # one more code that is NaN; larger than any code if there is none
     ]
 )
@@ -55,6 +56,7 @@ def make_plain_decoder(width: int) -> Callable[..., None]:
             fields["nan_has_sign"],
             U(width - 1 - fields["sign_bit"]),
         )
+        payload_mask = U(fields["payload_mask"])
         up = U(F - m)
         rebias = shl(U(BIAS - bias), U(F))
         # A subnormal is an integer times the quantum; a conversion of a small integer is exact.
@@ -71,7 +73,7 @@ def make_plain_decoder(width: int) -> Callable[..., None]:
             if magnitude == inf:
                 word = INF
             if magnitude >= nan_from:
-                word = NAN
+                word = U(NAN | shl(U(magnitude & payload_mask), up))
             word = U(word | shl(U(code & sign), sign_up))
             out[i] = NAN if code == nan_code and not nan_has_sign else word
 
@@ -83,7 +85,8 @@ def make_decoder(width: int) -> Callable[..., None]:
     """Return ``decoder(codes, out, layout)``, which writes float words of 32 or 64 bits.
 
     ``codes`` and ``out`` are contiguous unsigned integers [n]. Every finite value must be exact in the
-    float; NaNs come out quiet, with their sign where the format's NaNs have one, and without payload.
+    float; NaNs come out quiet, with their sign where the format's NaNs have one, and without payload (this decoder is for
+    formats that have none).
     """
     U: Any = np.uint32 if width == 32 else np.uint64
     F = 23 if width == 32 else 52

@@ -69,6 +69,8 @@ GRID = np.dtype(
         ("inf_minus", np.uint64),
         ("nan_plus", np.uint64),  # patterns that NaNs give
         ("nan_minus", np.uint64),
+        ("payload_shift", np.uint64),  # how far a NaN's fraction is shifted into the pattern, to keep its payload
+        ("payload_mask", np.uint64),  # which bits of it are kept; 0 for none
         ("flush_plus", np.uint64),  # source words below which a result is tiny and flushed to zero; 0 keeps subnormals
         ("flush_minus", np.uint64),
         ("flush_result", np.uint64),  # patterns below which a stochastic result is flushed to zero
@@ -134,6 +136,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
         over_plus, over_minus = U(g["over_plus"]), U(g["over_minus"])
         inf_plus, inf_minus = U(g["inf_plus"]), U(g["inf_minus"])
         nan_plus, nan_minus = U(g["nan_plus"]), U(g["nan_minus"])
+        payload_shift, payload_mask = U(g["payload_shift"]), U(g["payload_mask"])
         flush_plus, flush_minus = U(g["flush_plus"]), U(g["flush_minus"])
         gap_end, gap_plus, gap_minus = U(g["gap_end"]), U(g["gap_plus"]), U(g["gap_minus"])
         daz_below, flush_result = U(g["daz_below"]), U(g["flush_result"])
@@ -244,7 +247,8 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
                 if infinite:
                     result = inf_minus if negative else inf_plus
                 if is_nan:
-                    result = nan_minus if negative else nan_plus
+                    payload = U(shr(a, payload_shift) & payload_mask)
+                    result = U((nan_minus if negative else nan_plus) | payload)
             else:
                 bare = r
                 if mode == 3 or mode == 4:
