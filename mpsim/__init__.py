@@ -44,10 +44,12 @@ if TYPE_CHECKING:
     from mpsim.formats import FloatFormat as FloatFormat
     from mpsim.formats import finfo as finfo
     from mpsim.formats import get_format as get_format
+    from mpsim.formats import register as register
     from mpsim.gradcheck import gradcheck as gradcheck
     from mpsim.inspect import inspect as inspect
     from mpsim.matmul import matmul as matmul
     from mpsim.matmul import matmul_codes as matmul_codes
+    from mpsim.modes import NaN as NaN
     from mpsim.modes import Overflow as Overflow
     from mpsim.modes import Rounding as Rounding
     from mpsim.observe import observe as observe
@@ -65,19 +67,19 @@ if TYPE_CHECKING:
     from . import plots as plots
     from . import units as units
 
-_MODULES = ("amp", "datasets", "experiments", "nn", "optim", "plots", "units")
+_MODULES = ("amp", "datasets", "experiments", "nn", "optim", "plots", "presets", "units")
 
 _NAMES = {
     "counters": "Counters",
     "encoding": "classify decode encode",
     "formats": (
         "BF16 CATALOGUE CB16 DLFLOAT16 E2M1 E2M3 E3M2 E3M4 E4M3 E4M3B11FNUZ E4M3FNUZ E4M3IEEE E5M2 E5M2FNUZ E8M0 FP16 "
-        "FP16ALT FP24AMD FP32 FP64 PXR24 TF32 UE4M3 UE5M3 FloatFormat finfo get_format"
+        "FP16ALT FP24AMD FP32 FP64 PXR24 TF32 UE4M3 UE5M3 FloatFormat finfo get_format register"
     ),
     "gradcheck": "gradcheck",
     "inspect": "inspect",
     "matmul": "matmul matmul_codes",
-    "modes": "Overflow Rounding",
+    "modes": "NaN Overflow Rounding",
     "observe": "observe",
     "rounding": "round_to",
     "stochastic": "Draws",

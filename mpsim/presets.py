@@ -7,34 +7,57 @@ another. The table says what was measured or documented, and where.
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpsim.formats import FormatLike, get_format
 
-__all__ = ["CONVERSIONS", "conversion"]
+__all__ = ["CONVERSIONS", "Implementation", "conversion"]
 
 _SATURATE = {"overflow": "saturate"}
 
-CONVERSIONS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
-    "ocp": ("OCP OFP8 1.0, non-saturating mode", {}),
-    "ocp-saturating": ("OCP OFP8 1.0, saturating mode", {"*": _SATURATE}),
-    "ml_dtypes": ("ml_dtypes 0.7 astype", {}),
-    "cuda": (
-        "CUDA 13.0 cuda_fp8.h, cuda_fp6.h, cuda_fp4.h and cvt.rn: FP8 saturates, every NaN is one positive code",
-        {
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """One library or processor."""
+
+    source: str
+    """Version, function or instruction, and what is peculiar."""
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Options by format name."""
+    other: dict[str, Any] | None = field(default_factory=dict)
+    """Options for all other formats; None if it converts to no others."""
+
+
+CONVERSIONS: dict[str, Implementation] = {
+    "ocp": Implementation(source="OCP OFP8 1.0, non-saturating mode"),
+    "ocp-saturating": Implementation(source="OCP OFP8 1.0, saturating mode", other=_SATURATE),
+    "ml_dtypes": Implementation(source="ml_dtypes 0.7, astype"),
+    "torch": Implementation(
+        source="torch 2.13 CPU: E4M3 saturates, E5M2 does not (NaN 0x7f, where ours is 0x7e); NaN in BF16 is 0xffff",
+        options={"e4m3": _SATURATE, "fp16": {"nan": "payload"}, "bf16": {"nan": 0xFFFF}},
+    ),
+    "cuda": Implementation(
+        source="CUDA 13.0, cuda_fp8.h, cuda_fp16.h and cvt.rn: FP8 saturates, every NaN is one positive code",
+        options={
             "e4m3": _SATURATE | {"nan": 0x7F},
             "e5m2": _SATURATE | {"nan": 0x7F},
             "fp16": {"nan": 0x7FFF},
             "bf16": {"nan": 0x7FFF},
         },
     ),
-    "x86": (
-        "VCVTPS2PH (F16C) and VCVTNEPS2BF16 (AVX512_BF16): payloads kept; to bfloat16 subnormal inputs are zero",
-        {"fp16": {"nan": "payload"}, "bf16": {"nan": "payload", "subnormal_inputs_as_zero": True}},
+    "x86": Implementation(
+        source="VCVTPS2PH (F16C), VCVTNEPS2BF16 (AVX512_BF16): payloads kept; to BF16, subnormal inputs are zero",
+        options={"fp16": {"nan": "payload"}, "bf16": {"nan": "payload", "subnormal_inputs_as_zero": True}},
+        other=None,
     ),
-    "amd-gfx950": ("v_cvt_scalef32_pk_fp8_f32 without clamp: overflow gives NaN with its sign", {"e4m3": {}}),
+    "amd-gfx950": Implementation(
+        source="v_cvt_scalef32_pk_fp8_f32 without clamp: overflow gives NaN with its sign",
+        options={"e4m3": {}},
+        other=None,
+    ),
 }
-"""For each implementation its source, and options by format name (``"*"`` for all others)."""
+"""Known implementations by name."""
 
 
 def conversion(name: str, fmt: FormatLike) -> dict[str, Any]:
@@ -49,7 +72,7 @@ def conversion(name: str, fmt: FormatLike) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        No such implementation.
+        No such implementation, or it does not convert to that format.
 
     Examples
     --------
@@ -61,5 +84,8 @@ def conversion(name: str, fmt: FormatLike) -> dict[str, Any]:
         near = difflib.get_close_matches(name, CONVERSIONS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ValueError(f"unknown implementation {name!r}: {hint}there are {', '.join(CONVERSIONS)}")
-    options = CONVERSIONS[name][1]
-    return dict(options.get(get_format(fmt).name, options.get("*", {})))
+    known, target = CONVERSIONS[name], get_format(fmt).name
+    options = known.options.get(target, known.other)
+    if options is None:
+        raise ValueError(f"{name} does not convert to {target}, only to {', '.join(known.options)}")
+    return dict(options)

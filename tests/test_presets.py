@@ -24,6 +24,7 @@ E4M3_EDGE = [464.0, 465.0, 1000.0, np.inf, -np.inf, np.nan]
         ("amd-gfx950", [0x7E, 0x7F, 0x7F, 0x7F, 0xFF, 0x7F]),
         ("ocp-saturating", [0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0x7F]),
         ("cuda", [0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0x7F]),
+        ("torch", [0x7E, 0x7E, 0x7E, 0x7E, 0xFE, 0x7F]),
     ],
 )
 def test_e4m3_beyond_448_is_what_each_implementation_makes_of_it(name: str, codes: list[int]):
@@ -82,4 +83,6 @@ def test_mistakes_are_explained():
             encode(1.0, FP16, nan=wrong)
     with pytest.raises(ValueError, match=r"nan is 'quiet'.*canonical, payload"):
         encode(1.0, FP16, nan="quiet")
-    assert all(source for source, _ in CONVERSIONS.values())
+    with pytest.raises(ValueError, match="x86 does not convert to e4m3, only to fp16, bf16"):
+        conversion("x86", "e4m3")
+    assert all(known.source for known in CONVERSIONS.values())
