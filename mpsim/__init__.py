@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from . import nn as nn
     from . import optim as optim
     from . import plots as plots
+    from . import presets as presets
     from . import units as units
 
 _MODULES = ("amp", "datasets", "experiments", "nn", "optim", "plots", "presets", "units")
