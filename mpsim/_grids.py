@@ -13,7 +13,7 @@ from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws
 from mpsim_kernels.rounding import ALIGNED, GENERAL, GRID, MODES, NARROW
 
-__all__ = ["grid_for", "shape_for"]
+__all__ = ["float_word", "grid_for", "shape_for"]
 
 _NEAREST = (Rounding.NEAREST_EVEN, Rounding.NEAREST_AWAY)
 _TO_INFINITY = (*_NEAREST, Rounding.STOCHASTIC)
@@ -38,7 +38,7 @@ def _word(sig: int, exponent: int, width: int) -> int:
     return ((max(exponent + top + bias, 1) - 1) << fraction_bits) + significand if sig else 0
 
 
-def _word_of(fmt: FloatFormat, code: int, width: int) -> int:
+def float_word(fmt: FloatFormat, code: int, width: int) -> int:
     """Return the float word of a finite code without sign."""
     sig, exponent = fmt.parts(code)
     return _word(sig, exponent, width)
@@ -76,7 +76,7 @@ def grid_for(
     quiet_nan, infinity = (0x7FC00000, 0x7F800000) if width == 32 else (0x7FF8 << 48, 0x7FF0 << 48)
 
     def pattern(code: int) -> int:
-        return code if codes else _word_of(fmt, code, width)
+        return code if codes else float_word(fmt, code, width)
 
     largest = pattern(fmt.max_code)
     has_nan = fmt.nan_code is not None
@@ -104,7 +104,7 @@ def grid_for(
         return nans[negative]
 
     no_subnormals = not fmt.has_subnormals
-    gap_end = _word_of(fmt, fmt.min_code, width) if no_subnormals else 0
+    gap_end = float_word(fmt, fmt.min_code, width) if no_subnormals else 0
 
     grid = np.zeros(1, GRID)
     grid["m"] = fmt.m

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim._grids import grid_for, shape_for
+from mpsim._grids import float_word, grid_for, shape_for
 from mpsim.counters import Counters
 from mpsim.formats import FP32, FloatFormat, FormatLike, Specials, get_format
 from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws, DrawsLike, as_draws, in_blocks
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.decoding import LAYOUT, make_decoder, make_plain_decoder
-from mpsim_kernels.rounding import ANY_MODE, EVENTS, GENERAL, MODES, make_rounder
+from mpsim_kernels.rounding import ANY_MODE, EACH, EVENTS, FEW, GENERAL, MODES, NONE, make_rounder
 
 __all__ = ["NumberClass", "classify", "decode", "encode"]
 
@@ -241,6 +241,9 @@ class Plan(NamedTuple):
     grid: NDArray[Any]
     rounder: Callable[..., None]
     draws: Draws | None
+    tally: Callable[..., None] | None
+    """Counts in half the time, as long as no source word is larger than ``largest``."""
+    largest: int
 
 
 def plan_for(
@@ -293,11 +296,15 @@ def _plan(
     shape = shape_for(f, width, flush_subnormals or subnormal_inputs_as_zero or nan_choice is not NaN.CANONICAL)
     # A loop of its own for what is common; each takes a second to compile.
     common = mode is Rounding.NEAREST_EVEN or (width == 32 and not counted and shape != GENERAL)
+    events = EACH if counted else NONE
     if common:
-        rounder = make_rounder(width, MODES.index(mode), codes, counted, shape)
+        rounder = make_rounder(width, MODES.index(mode), codes, events, shape)
     else:
-        rounder = make_rounder(width, ANY_MODE, codes, counted, GENERAL)
-    return Plan(f, dtype, width, grid, rounder, draws)
+        rounder = make_rounder(width, ANY_MODE, codes, events, GENERAL)
+    tally = (
+        make_rounder(width, MODES.index(mode), codes, FEW, shape) if common and counted and shape != GENERAL else None
+    )
+    return Plan(f, dtype, width, grid, rounder, draws, tally, float_word(f, f.max_code, width))
 
 
 def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters | None) -> None:
@@ -310,10 +317,21 @@ def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters 
         target = target.view(_WORDS[out.itemsize])
     grid, rounder, draws = plan.grid, plan.rounder, plan.draws
     counts: list[NDArray[np.int64]] = []
+    # A piece may have to be rounded twice, which a source written over does not allow.
+    tally = None if np.may_share_memory(words, target) else plan.tally
 
     def task(start: int, stop: int) -> None:
         mine = np.zeros(len(EVENTS), np.int64)
         counts.append(mine)
+        if counters is not None and tally is not None:
+            for first, last in in_blocks(start, stop):
+                piece = np.zeros(len(EVENTS) + 1, np.int64)
+                tally(words[first:last], target[first:last], grid, words[:0], piece)
+                if piece[-1] > plan.largest:
+                    rounder(words[first:last], target[first:last], grid, words[:0], mine)
+                else:
+                    mine += piece[:-1]
+            return
         if draws is None:
             rounder(words[start:stop], target[start:stop], grid, words[:0], mine)
             return

@@ -17,7 +17,19 @@ import numpy as np
 from mpsim_kernels._jit import kernel
 from mpsim_kernels.shifts import shl, shr
 
-__all__ = ["ALIGNED", "ANY_MODE", "EVENTS", "GENERAL", "GRID", "MODES", "NARROW", "make_rounder"]
+__all__ = [
+    "ALIGNED",
+    "ANY_MODE",
+    "EACH",
+    "EVENTS",
+    "FEW",
+    "GENERAL",
+    "GRID",
+    "MODES",
+    "NARROW",
+    "NONE",
+    "make_rounder",
+]
 
 MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "to-odd", "stochastic")
 """Rounding modes in the order of their numbers."""
@@ -35,6 +47,9 @@ EVENTS = (
 """What a counting loop adds up, in the order of its ``counts``."""
 
 ANY_MODE = -1
+
+NONE, EACH, FEW = range(3)
+"""What a loop counts."""
 
 ALIGNED, NARROW, GENERAL = range(3)
 """Shapes of a format, seen from the source.
@@ -91,7 +106,7 @@ sign grow with the magnitude that they stand for, so they compare as the values 
 
 
 @functools.cache
-def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) -> Callable[..., None]:
+def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -> Callable[..., None]:
     """Return ``rounder(x, out, grid, random, counts)`` for one kind of source and result.
 
     Parameters
@@ -103,7 +118,9 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
     codes
         Write codes of the format, rather than floats of the source's width.
     counted
-        Add events to ``counts``, an int64 array in the order of `EVENTS`.
+        `EACH` adds events to ``counts``, an int64 array in the order of `EVENTS`. `FEW` does the same in half the time
+        for numbers no larger than the largest of the format, and puts the largest source word behind them, so that
+        the caller can tell. `NONE` counts nothing. FEW is not for the shape GENERAL.
     shape
         ALIGNED, NARROW or GENERAL.
 
@@ -147,7 +164,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
         m_unsigned, keep_unsigned = U(m), U(keep)
         over_minus_bare = U(over_minus & U(~sign))
         zeros = underflows = subnormals = overflows = ZERO
-        saturations = inexacts = nans = nans_made = ZERO
+        saturations = inexacts = nans = nans_made = largest = ZERO
 
         for i in range(x.size):
             word = x[i]
@@ -261,7 +278,13 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
                 result = U(bare | shl(shr(word, TOP), sign_shift))
             out[i] = result
 
-            if counted:
+            if counted == FEW:
+                zeros = U(zeros + U(a == ZERO))
+                underflows = U(underflows + U(r == ZERO))
+                subnormals = U(subnormals + U(r < min_normal))
+                inexacts = U(inexacts + U(rest != ZERO and (shape == ALIGNED or a != ZERO)))
+                largest = max(largest, a)
+            elif counted == EACH:
                 nonzero = a != ZERO and a < INF
                 lost = rest != ZERO or vanished or overflow or a < gap_end or invalid
                 clamped = U(result & U(~sign)) == max_pattern
@@ -275,14 +298,20 @@ def make_rounder(width: int, mode: int, codes: bool, counted: bool, shape: int) 
                 made = (result == nan_plus) | (result == nan_minus)
                 nans_made = U(nans_made + U(has_nan and not is_nan and made))
 
-        if counted:
-            counts[0] += zeros
-            counts[1] += underflows
-            counts[2] += subnormals
-            counts[3] += overflows
-            counts[4] += saturations
-            counts[5] += inexacts
-            counts[6] += nans
-            counts[7] += nans_made
+        if counted == FEW:
+            counts[0] += np.int64(zeros)
+            counts[1] += np.int64(underflows) - np.int64(zeros)
+            counts[2] += np.int64(subnormals) - np.int64(underflows)
+            counts[5] += np.int64(inexacts)
+            counts[8] = max(counts[8], np.int64(largest))
+        elif counted == EACH:
+            counts[0] += np.int64(zeros)
+            counts[1] += np.int64(underflows)
+            counts[2] += np.int64(subnormals)
+            counts[3] += np.int64(overflows)
+            counts[4] += np.int64(saturations)
+            counts[5] += np.int64(inexacts)
+            counts[6] += np.int64(nans)
+            counts[7] += np.int64(nans_made)
 
     return rounder
