@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from mpsim.tensor import no_grad as no_grad
 
     from . import amp as amp
+    from . import blocks as blocks
     from . import datasets as datasets
     from . import experiments as experiments
     from . import nn as nn
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from . import presets as presets
     from . import units as units
 
-_MODULES = ("amp", "datasets", "experiments", "nn", "optim", "plots", "presets", "units")
+_MODULES = ("amp", "blocks", "datasets", "experiments", "nn", "optim", "plots", "presets", "units")
 
 _NAMES = {
     "counters": "Counters",

@@ -6,10 +6,10 @@ import difflib
 import enum
 from typing import Self
 
-__all__ = ["NaN", "Overflow", "Rounding"]
+__all__ = ["Choice", "NaN", "Overflow", "Rounding"]
 
 
-class _Choice(enum.StrEnum):
+class Choice(enum.StrEnum):
     """A string enumeration that accepts its members by value and explains a wrong name."""
 
     @classmethod
@@ -23,7 +23,7 @@ class _Choice(enum.StrEnum):
             raise ValueError(f"{argument} is {name!r}: {hint}it must be one of {', '.join(cls)}") from None
 
 
-class Rounding(_Choice):
+class Rounding(Choice):
     """Rounding-direction attributes (IEEE 754-2019, 4.3), and rounding to odd (Boldo and Melquiond 2008)."""
 
     NEAREST_EVEN = "nearest-even"
@@ -36,7 +36,7 @@ class Rounding(_Choice):
     """Up or down at random, with the probability of the distance (Croci et al. 2022)."""
 
 
-class Overflow(_Choice):
+class Overflow(Choice):
     """What becomes of a result beyond the largest finite number."""
 
     IEEE = "ieee"
@@ -45,7 +45,7 @@ class Overflow(_Choice):
     """The largest finite number with the sign of the result; infinite inputs too. NaNs stay."""
 
 
-class NaN(_Choice):
+class NaN(Choice):
     """Which NaN a conversion gives (IEEE 754-2019, 6.2.3 leaves it open)."""
 
     CANONICAL = "canonical"

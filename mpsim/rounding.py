@@ -6,8 +6,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim._arrays import apart, as_source, output_array, refuse_wide_integers
+from mpsim._plans import plan_for, run
 from mpsim.counters import Counters
-from mpsim.encoding import apart, as_source, decode, encode, output_array, plan_for, refuse_wide_integers, run
+from mpsim.encoding import decode, encode
 from mpsim.formats import FormatLike
 from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws, DrawsLike

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim._arrays import as_source
 from mpsim.counters import Counters
-from mpsim.encoding import as_source
 from mpsim.formats import FP32, FP64, FloatFormat, FormatLike, get_format
 from mpsim.ops import TABLE, Call, Operation
 from mpsim.rounding import round_to

@@ -7,7 +7,10 @@ from typing import Any
 
 import numba
 
-__all__ = ["in_ranges"]
+__all__ = ["AT_LEAST", "in_ranges"]
+
+AT_LEAST = 1 << 16
+"""Elements of a simple loop that are worth a thread."""
 
 _config: Any = numba.config  # its attributes are made at run time
 _pool: ThreadPoolExecutor | None = None

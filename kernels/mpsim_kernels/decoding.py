@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpsim_kernels._jit import kernel
-from mpsim_kernels.shifts import shl
+from mpsim_kernels.bits import shl
 
 __all__ = ["LAYOUT", "make_decoder", "make_plain_decoder"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpsim_kernels._jit import kernel
-from mpsim_kernels.shifts import shl, shr
+from mpsim_kernels.bits import shl, shr
 
 __all__ = [
     "ALIGNED",

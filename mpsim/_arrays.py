@@ -1,0 +1,84 @@
+"""Arrays at the door: sources without rounding, outputs that fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mpsim.formats import FloatFormat
+
+__all__ = ["WORDS", "apart", "as_source", "output_array", "refuse_wide_integers"]
+
+WORDS: dict[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+"""Type of the words of floats, by their bytes."""
+
+
+def as_source(x: ArrayLike) -> NDArray[Any]:
+    """Return ``x`` as a contiguous float32 or float64 array of its shape, without rounding anything.
+
+    Narrower floats and bool become float32, integers float64; beyond 2**53 they are rounded to odd, so that a second
+    rounding to 51 bits or fewer is right (Boldo and Melquiond 2008).
+    """
+    array = np.asarray(x)
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind == "f" and size in (4, 8):
+        dtype = np.dtype(f"f{size}")
+    elif kind in "iu" and size == 8:
+        return _odd_float64(array)
+    elif kind in "iu":
+        dtype = np.dtype(np.float64)
+    elif kind == "b" or (kind == "f" and size <= 2) or _is_small_float(array.dtype):
+        dtype = np.dtype(np.float32)
+    else:
+        raise TypeError(f"x has dtype {array.dtype}; real numbers are needed: float16, float32, float64 or integers")
+    return np.asarray(array, dtype=dtype, order="C")
+
+
+def refuse_wide_integers(x: ArrayLike, fmt: FloatFormat) -> None:
+    """Raise where integers of more than 53 bits meet a format that `as_source` is not precise enough for."""
+    array = np.asarray(x)
+    if array.dtype.kind in "iu" and array.size and max(-int(array.min()), int(array.max())) > 1 << 53:
+        raise ValueError(
+            f"x has integers beyond 2**53, which cannot be rounded once to {fmt} (p = {fmt.p}): "
+            "convert them to float64 first"
+        )
+
+
+def apart(source: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+    """Return the source, or a copy where writing ``out`` would overwrite elements not read yet."""
+    same = source.itemsize == out.itemsize and source.ctypes.data == out.ctypes.data
+    return source.copy() if np.may_share_memory(source, out) and not same else source
+
+
+def output_array(out: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return ``out`` after checking it, or a new array."""
+    if out is None:
+        return np.empty(shape, dtype)
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype}; {dtype} is needed")
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}; {shape} is needed")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError("out must be C-contiguous and writeable; numpy.empty(shape, dtype) makes such an array")
+    return out
+
+
+def _is_small_float(dtype: np.dtype[Any]) -> bool:
+    """Return whether a dtype is one of the narrow floats of ml_dtypes, all exact in float32."""
+    return dtype.kind == "V" and dtype.fields is None and np.can_cast(dtype, np.float32)
+
+
+def _odd_float64(array: NDArray[Any]) -> NDArray[np.float64]:
+    """Return 64-bit integers as float64, rounded to odd where they have more than 53 bits."""
+    negative = array < 0
+    magnitude = np.where(negative, np.uint64(0) - array.astype(np.uint64), array.astype(np.uint64))
+    # Bits beyond the 53rd: 64 - 53 at most, one fewer for each power of two below 2**63.
+    excess = np.zeros(array.shape, np.uint64)
+    for power in range(53, 64):
+        excess += (magnitude >> np.uint64(power)) != 0
+    kept = magnitude >> excess
+    kept |= (kept << excess) != magnitude
+    value = np.ldexp(kept.astype(np.float64), excess.astype(np.int64))
+    return np.where(negative, -value, value)

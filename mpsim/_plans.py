@@ -1,0 +1,136 @@
+"""One rounding, planned once: which loop, which record, what comes out; and run over an array."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim._arrays import WORDS
+from mpsim._decoding import decode_words
+from mpsim._grids import float_word, grid_for, shape_for
+from mpsim.counters import Counters
+from mpsim.formats import FP32, FloatFormat, FormatLike, get_format
+from mpsim.modes import NaN, Overflow, Rounding
+from mpsim.stochastic import Draws, DrawsLike, as_draws, in_blocks
+from mpsim_kernels._threads import AT_LEAST, in_ranges
+from mpsim_kernels.rounding import ANY_MODE, EACH, EVENTS, FEW, GENERAL, MODES, NONE, make_rounder
+
+__all__ = ["Plan", "plan_for", "run"]
+
+
+class Plan(NamedTuple):
+    """Everything about a rounding but the numbers."""
+
+    fmt: FloatFormat
+    dtype: np.dtype[Any]
+    """dtype of the result."""
+    width: int
+    """Bits of the words that the kernel takes; float32 sources may have to be widened."""
+    grid: NDArray[Any]
+    rounder: Callable[..., None]
+    draws: Draws | None
+    tally: Callable[..., None] | None
+    """Counts in half the time, as long as no source word is larger than ``largest``."""
+    largest: int
+
+
+def plan_for(
+    fmt: FormatLike,
+    itemsize: int,
+    codes: bool,
+    rounding: Rounding | str,
+    overflow: Overflow | str,
+    flush_subnormals: bool,
+    subnormal_inputs_as_zero: bool,
+    nan: NaN | str | int,
+    rng: DrawsLike,
+    counted: bool,
+) -> Plan:
+    """Return the plan for rounding floats of ``itemsize`` bytes to codes or to values."""
+    key = fmt if isinstance(fmt, FloatFormat | str) else get_format(fmt)
+    draws = None
+    if rounding == Rounding.STOCHASTIC:
+        draws = as_draws(rng)
+    elif rng is not None:
+        raise ValueError(f"rng is given, but rounding is {rounding!r}; only 'stochastic' draws random numbers")
+    daz = bool(subnormal_inputs_as_zero)
+    return _plan(key, itemsize, codes, rounding, overflow, bool(flush_subnormals), daz, nan, draws, counted)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    fmt: FloatFormat | str,
+    itemsize: int,
+    codes: bool,
+    rounding: Rounding | str,
+    overflow: Overflow | str,
+    flush_subnormals: bool,
+    subnormal_inputs_as_zero: bool,
+    nan: NaN | str | int,
+    draws: Draws | None,
+    counted: bool,
+) -> Plan:
+    f = get_format(fmt)
+    mode = Rounding.of(rounding, "rounding")
+    policy = Overflow.of(overflow, "overflow")
+    nan_choice = nan if isinstance(nan, int) else NaN.of(nan, "nan")
+    # Numbers subnormal in float32 must not be normal in the format: the 32-bit kernel does not normalise them.
+    narrow = itemsize == 4 and f.m <= 23 and f.bias <= 127 and f.has_subnormals and (codes or f.fits_float32)
+    width = 32 if narrow else 64
+    # Below the smallest normal number of the source's own dtype, widened or not.
+    zero_below = (-126 if itemsize == 4 else -1022) if subnormal_inputs_as_zero else None
+    grid = grid_for(f, width, codes, mode, policy, flush_subnormals, zero_below, draws, nan_choice)
+    dtype = f.code_dtype if codes else np.dtype(f"f{width // 8}")
+    shape = shape_for(f, width, flush_subnormals or subnormal_inputs_as_zero or nan_choice is not NaN.CANONICAL)
+    # A loop of its own for what is common; each takes a second to compile.
+    common = mode is Rounding.NEAREST_EVEN or (width == 32 and not counted and shape != GENERAL)
+    events = EACH if counted else NONE
+    if common:
+        rounder = make_rounder(width, MODES.index(mode), codes, events, shape)
+    else:
+        rounder = make_rounder(width, ANY_MODE, codes, events, GENERAL)
+    tally = (
+        make_rounder(width, MODES.index(mode), codes, FEW, shape) if common and counted and shape != GENERAL else None
+    )
+    return Plan(f, dtype, width, grid, rounder, draws, tally, float_word(f, f.max_code, width))
+
+
+def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters | None) -> None:
+    """Round ``source`` into ``out``, and count."""
+    words: NDArray[Any] = source.reshape(-1).view(WORDS[source.itemsize])
+    if source.itemsize * 8 < plan.width:
+        words = decode_words(words, FP32, np.empty(words.shape), keep_payload=True).view(np.uint64)
+    target: NDArray[Any] = out.reshape(-1)
+    if out.dtype.kind == "f":
+        target = target.view(WORDS[out.itemsize])
+    grid, rounder, draws = plan.grid, plan.rounder, plan.draws
+    counts: list[NDArray[np.int64]] = []
+    # A piece may have to be rounded twice, which a source written over does not allow.
+    tally = None if np.may_share_memory(words, target) else plan.tally
+
+    def task(start: int, stop: int) -> None:
+        mine = np.zeros(len(EVENTS), np.int64)
+        counts.append(mine)
+        if counters is not None and tally is not None:
+            for first, last in in_blocks(start, stop):
+                piece = np.zeros(len(EVENTS) + 1, np.int64)
+                tally(words[first:last], target[first:last], grid, words[:0], piece)
+                if piece[-1] > plan.largest:
+                    rounder(words[first:last], target[first:last], grid, words[:0], mine)
+                else:
+                    mine += piece[:-1]
+            return
+        if draws is None:
+            rounder(words[start:stop], target[start:stop], grid, words[:0], mine)
+            return
+        for first, last in in_blocks(start, stop):
+            rounder(words[first:last], target[first:last], grid, draws.words(first, last, plan.width), mine)
+
+    in_ranges(task, words.size, AT_LEAST)
+    if counters is not None:
+        totals = np.sum(counts, axis=0).tolist()
+        counters += Counters(words.size, *totals)

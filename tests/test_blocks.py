@@ -1,0 +1,812 @@
+import itertools
+import json
+from dataclasses import FrozenInstanceError, replace
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bits import assert_same_bits
+from mpsim import blocks
+from mpsim.blocks import (
+    BLOCK_CATALOGUE,
+    MXFP4,
+    MXFP6_E2M3,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    MXINT8,
+    NVFP4,
+    NVFP4_UE5M3,
+    RECIPES,
+    BlockCounters,
+    BlockFormat,
+    IntElement,
+    ScaleRecipe,
+    ScaleRule,
+    compare_rules,
+    dequantize,
+    get_block_format,
+    inspect_block,
+    quantization,
+    quantize,
+)
+from mpsim.formats import BF16, E4M3, E4M3FNUZ, E8M0, FP16, UE4M3, FloatFormat, Specials, get_format
+from mpsim.rounding import Counters
+from mxcsr import DAZ, DEFAULT, FTZ, ROUND_DOWN, ROUND_TO_ZERO, ROUND_UP, mxcsr
+from reference import blocks as reference
+from reference import rounding as twin
+from reference.samples import JIT, layouts
+
+POWER = [fmt for fmt in BLOCK_CATALOGUE if fmt.has_power_scales]
+VARIANTS = [
+    *RECIPES.values(),
+    replace(RECIPES["division"], name="inverse", times_inverse=True),
+    replace(RECIPES["torchao"], name="upward", rounding="up", least="subnormal"),
+    replace(RECIPES["transformer-engine"], name="reciprocal", times_encode=False, times_inverse=True),
+]
+WHAT_IFS = [
+    replace(MXFP4, name="mxfp4-16", length=16),
+    replace(MXFP8_E4M3, name="mxfp8-5", length=5),
+    replace(MXFP8_E4M3, name="fnuz", element=E4M3FNUZ),
+    replace(MXFP8_E4M3, name="mxbf16", element=BF16),
+    replace(MXFP4, name="e3m0", element=FloatFormat(name="e3m0", p=1, w=3, bias=3, specials=Specials.NONE, nan_to=7)),
+    replace(MXINT8, name="mxint6", element=IntElement(name="int6", bits=6, fraction_bits=4)),
+    replace(MXINT8, name="mxint4", element=IntElement(name="int4", bits=4, fraction_bits=2, symmetric=False)),
+    replace(MXFP8_E4M3, name="e4m3-ue4m3", scale=UE4M3),
+    replace(NVFP4, name="nvfp4-signed", scale=E4M3),
+    replace(NVFP4, name="int8-ue4m3", element=MXINT8.element),
+]
+PAIRS = [(fmt, rule) for fmt in BLOCK_CATALOGUE for rule in (ScaleRule if fmt.has_power_scales else VARIANTS)]
+PAIRS += [
+    (fmt, rule)
+    for fmt in WHAT_IFS
+    for rule in ((ScaleRule.EVEN, ScaleRule.NEAREST) if fmt.has_power_scales else (VARIANTS[0], VARIANTS[2]))
+]
+SOURCES = (np.float32, np.float64)
+
+
+def pair_name(value: Any) -> str:
+    return getattr(value, "name", str(value)) if not isinstance(value, ScaleRule) else value.value
+
+
+EDGES = (-1074, -149, -140, -135, -130, -127, -126, -121, -119, -64, -9, 0, 1, 8, 60, 119, 127, 1023)
+"""Exponents at which some range begins or ends."""
+
+
+def critical_blocks(fmt: BlockFormat, dtype: type[np.floating], count: int, seed: int = 0) -> np.ndarray:
+    """Return blocks whose amax lies where rules change their mind, and whose elements lie where rounding does."""
+    rng = np.random.default_rng(seed)
+    least, most = (-149, 127) if dtype is np.float32 else (-1074, 1023)
+    exponents = [e for e in EDGES if least <= e <= most] + list(range(-3, 4))
+    emax, bits = fmt.emax_element, reference.fraction_bits(fmt)
+    top = float(fmt.max_element) / 2.0**emax
+    half = 2.0 ** -(bits + 1)
+    significands = [1.0, top, 2 - half, 2 - 2 * half, 1.5, 1.5 - half, 1.75, 2**0.5, top / 2**0.5, top * 2**0.5 / 2]
+    rows = np.zeros((count, fmt.length), dtype)
+    for row in rows:
+        amax = dtype(np.ldexp(rng.choice(significands), rng.choice(exponents)))
+        for _ in range(rng.integers(0, 3)):
+            amax = np.nextafter(amax, dtype(rng.choice([0.0, 4.0]))) if amax else np.finfo(dtype).smallest_subnormal
+        exponent = int(np.frexp(amax)[1])
+        with np.errstate(over="ignore", under="ignore"):
+            # Short numbers, which are elements and midpoints of them under any power-of-two scale near that of the
+            # block, or of amax / 6 in a block of FP4.
+            short = rng.integers(0, 1 << (bits + 2), row.size) * rng.choice([1.0, float(np.frexp(amax)[0]) / 3])
+            x = np.ldexp(short, exponent - bits - 2 - rng.integers(0, 8, row.size)).astype(dtype)
+            long = (rng.random(row.size) * float(amax)).astype(dtype)
+        x = np.where(rng.random(row.size) < 0.3, long, x)
+        nudge = rng.integers(-1, 2, row.size)
+        x = np.where(nudge < 0, np.nextafter(x, dtype(0)), np.where(nudge > 0, np.nextafter(x, dtype(4)), x))
+        row[:] = np.minimum(x, amax) * rng.choice([-1, 1], row.size)
+        row[rng.integers(row.size)] = amax * rng.choice([-1, 1])
+    rows[0] = 0
+    rows[1] = -0.0
+    rows[2, -1] = np.nan
+    rows[3, 0], rows[3, -1] = -np.inf, np.nan
+    rows[4, fmt.length // 2] = np.inf
+    return rows
+
+
+def check_rows(fmt: BlockFormat, x: np.ndarray, rule: Any, mode: str, overflow: str, **options: Any) -> None:
+    """Compare codes, scales and values with the twin, and with the path that counts."""
+    codes, scales, tensor = reference.quantize_rows(fmt, x, rule, mode, overflow, **options)
+    counters = BlockCounters()
+    for seen in (None, counters):
+        q = quantize(x, fmt, -1, rule, mode, overflow, counters=seen, **options)
+        assert_same_bits(q.scales, scales)
+        assert_same_bits(q.codes, codes, x)
+        assert q.tensor_scale == tensor
+    assert counters.blocks == scales.size
+    assert counters.elements.elements == x.size
+
+
+# Against the twin.
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("fmt", "rule"), PAIRS, ids=pair_name)
+def test_critical_blocks_are_quantised_as_the_twin_says(fmt: BlockFormat, rule: Any, source: Any, monkeypatch: Any):
+    monkeypatch.setattr(quantization, "_TABLES_FROM", 0 if JIT else 1 << 15)
+    count = (200 if JIT else 30) // fmt.length + 8
+    modes = [*zip(itertools.cycle(("saturate", "ieee")), twin.MODES), ("ieee", "nearest-even")]
+    for overflow, mode in modes:
+        x = critical_blocks(fmt, source, 4 * count if mode == "nearest-even" and JIT else count, seed=len(mode))
+        check_rows(fmt, x, rule, mode, overflow)
+
+
+def float_words(dtype: type[np.floating]) -> st.SearchStrategy[float]:
+    width = 32 if dtype is np.float32 else 64
+    return st.floats(width=width) | st.floats(width=width, min_value=-1000.0, max_value=1000.0)
+
+
+@settings(max_examples=100 if JIT else 20)
+@given(st.data())
+def test_any_block_is_quantised_as_the_twin_says(data: st.DataObject):
+    fmt, rule = data.draw(st.sampled_from(PAIRS))
+    source = data.draw(st.sampled_from(SOURCES))
+    numbers = data.draw(st.lists(float_words(source), min_size=1, max_size=2 * fmt.length + 3))
+    mode, overflow = data.draw(st.sampled_from(twin.MODES)), data.draw(st.sampled_from(["saturate", "ieee"]))
+    check_rows(fmt, np.array([numbers], dtype=source), rule, mode, overflow)
+
+
+@pytest.mark.parametrize("rule", VARIANTS, ids=pair_name)
+@pytest.mark.parametrize("tensor_scale", [1.0, 0.37, 2.0**-149, 2.0**-140 * 3, 2.0**100, 3e-5])
+def test_a_tensor_scale_that_is_given_is_used(rule: ScaleRecipe, tensor_scale: float, monkeypatch: Any):
+    monkeypatch.setattr(quantization, "_TABLES_FROM", 0 if JIT else 1 << 15)
+    x = critical_blocks(NVFP4, np.float32, 40)
+    rng = np.random.default_rng(1)
+    x[10:] = rng.standard_normal((30, 16)) * rng.choice([1.0, 5.0, 400.0, 2600.0, 3000.0], (30, 1)) * tensor_scale
+    check_rows(NVFP4, x, rule, "nearest-even", "saturate", tensor_scale=tensor_scale)
+
+
+@pytest.mark.parametrize("rule", VARIANTS, ids=pair_name)
+def test_the_tables_of_the_fast_kernel_give_what_rounding_quotients_gives(rule: ScaleRecipe, monkeypatch: Any):
+    monkeypatch.setattr(quantization, "_TABLES_FROM", 0)
+    count = 1 << 18 if JIT else 1 << 10
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(count, dtype=np.float32) * np.exp2(rng.integers(-9, 9, count // 16)).repeat(16).astype(
+        np.float32
+    )
+    fast, slow = quantize(x, NVFP4, scale_rule=rule), quantize(x, NVFP4, scale_rule=rule, counters=BlockCounters())
+    assert_same_bits(fast.scales, slow.scales)
+    assert_same_bits(fast.codes, slow.codes, x)
+
+
+@pytest.mark.parametrize("fmt", POWER, ids=str)
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_the_fast_kernel_gives_what_rounding_quotients_gives(fmt: BlockFormat, rule: ScaleRule):
+    words = np.random.default_rng(6).integers(0, 1 << 32, 1 << 18 if JIT else 1 << 11, dtype=np.uint32)
+    # All exponents, but the same within a block, give or take some.
+    exponents = np.random.default_rng(7).integers(0, 255, words.size // 32, dtype=np.uint32).repeat(32)
+    exponents = np.maximum(exponents, words >> 28) - (words >> 28)
+    x = ((words & 0x807FFFFF) | (exponents << 23)).view(np.float32)
+    fast, slow = quantize(x, fmt, scale_rule=rule), quantize(x, fmt, scale_rule=rule, counters=BlockCounters())
+    assert_same_bits(fast.scales, slow.scales)
+    assert_same_bits(fast.codes, slow.codes, x)
+
+
+@pytest.mark.parametrize("dtype", SOURCES)
+@pytest.mark.parametrize("fmt", [*BLOCK_CATALOGUE, *WHAT_IFS], ids=str)
+def test_every_code_under_every_scale_has_the_value_of_the_twin(fmt: BlockFormat, dtype: Any):
+    tensor = 3 * 2.0**-140 if fmt.tensor_scale else 1.0
+    bits = fmt.element.bits
+    codes = np.arange(1 << bits, dtype=fmt.element.code_dtype)[:: 1 if bits <= 8 else 997]
+    codes = np.resize(codes, (256, -(-codes.size // fmt.length) * fmt.length))
+    scales = np.arange(256, dtype=np.uint8).repeat(codes.shape[1] // fmt.length).reshape(256, -1)
+    if fmt.scale.signed:
+        codes, scales = codes[:127], scales[:127]
+    q = blocks.BlockArray(format=fmt, codes=codes, scales=scales, axis=1, tensor_scale=tensor)
+    got = dequantize(q, dtype)
+    for i in {*range(0, len(codes), 9 if JIT else 29), 1, 2, 126, len(codes) - 2, len(codes) - 1}:
+        row = [reference.value(fmt, code, i, Fraction(tensor), dtype) for code in codes[i].tolist()]
+        assert_same_bits(got[i], np.array(row, dtype))
+
+
+@pytest.mark.parametrize(("fmt", "rule"), PAIRS, ids=pair_name)
+def test_events_are_counted_as_the_twin_sees_them(fmt: BlockFormat, rule: Any):
+    x = critical_blocks(fmt, np.float32, 40, seed=3)
+    counters = BlockCounters()
+    q = quantize(x, fmt, -1, rule, counters=counters)
+    seen = []
+    for row in x.tolist():
+        tensor, encode = Fraction(1), Fraction(1)
+        if isinstance(rule, ScaleRecipe):
+            amax = max(abs(Fraction(v)) for v in x.reshape(-1).tolist() if np.isfinite(v))
+            tensor, encode = reference.tensor_scales(fmt, rule, amax)
+        seen.append(reference.quantize_block(fmt, row, rule, tensor=tensor, encode=encode))
+    for name in ("zero_blocks", "nan_blocks", "scales_saturated", "scales_underflowed"):
+        assert getattr(counters, name) == sum(name in block.events for block in seen), name
+    nan = twin.nan(fmt.scale, False)
+    finite = (q.scales != nan).repeat(fmt.length, axis=1)
+    assert counters.elements.nans == np.count_nonzero(~finite)
+    assert counters.elements.zeros == np.count_nonzero(finite & (x == 0))
+    values = q.dequantize(np.float64)
+    if not isinstance(rule, ScaleRecipe) or rule.quotients == "exact":
+        lost = finite & (x != 0) & (q.codes & 0x7F == 0)
+        if fmt.element.bits == 8 and fmt.element is not E4M3FNUZ:
+            assert counters.elements.underflows == np.count_nonzero(lost)
+        if fmt.has_power_scales:
+            assert counters.elements.inexact == np.count_nonzero(finite & (values != x))
+
+
+# By hand.
+
+
+@pytest.mark.parametrize(
+    ("amax", "rule", "code"),
+    [
+        (150.0, "floor", 126),
+        (150.0, "ceil", 127),
+        (150.0, "rceil", 126),
+        (600.0, "floor", 128),
+        (600.0, "ceil", 129),
+        (600.0, "rceil", 128),
+        (448.0, "rceil", 127),
+        (np.nextafter(np.float32(448), np.float32(999)), "rceil", 128),
+        (500.0, "floor", 127),
+        (500.0, "even", 128),  # 500 rounds to 512 in four bits
+        (495.0, "even", 127),
+        (496.0, "even", 128),  # half-way between 480 and 512 goes up
+        (256.0, "ceil", 127),
+        (2.0**-149, "floor", 0),
+        (0.0, "floor", 0),
+        (0.0, "rceil", 0),
+        (3.4e38, "floor", 246),
+        (3.4e38, "ceil", 247),
+        (633.5, "nearest", 127),  # 448 * sqrt(2) = 633.57
+        (633.6, "nearest", 128),
+        (316.7, "nearest", 126),
+        (316.8, "nearest", 127),
+    ],
+)
+def test_scales_of_e4m3_blocks(amax: float, rule: str, code: int):
+    for dtype in SOURCES:
+        assert int(quantize(np.array([0.1 * amax, -amax], dtype), "mxfp8_e4m3", scale_rule=rule).scales[0]) == code
+
+
+def test_957_is_quantised_as_896_unless_the_scale_is_rounded_up():
+    block = [957.0, 3.0, -12.5]
+    for rule, value in (("floor", 896.0), ("rceil", 960.0), ("ceil", 960.0), ("even", 896.0), ("nearest", 896.0)):
+        assert quantize(block, "mxfp8_e4m3", scale_rule=rule).dequantize()[0] == value
+    counters = BlockCounters()
+    blocks.round_to(block, "mxfp8_e4m3", counters=counters)
+    assert (counters.clipped, counters.elements.saturations, counters.blocks) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("fmt", POWER, ids=str)
+def test_where_the_reciprocal_rule_of_gpus_differs(fmt: BlockFormat):
+    largest = np.float32(float(fmt.max_element))
+    inverse = np.float32(1) / largest
+    for k in (-100, -20, 0, 1, 30):
+        base = np.ldexp(largest, k)
+        for amax in (np.nextafter(base, np.float32(0)), base, np.nextafter(base, np.float32(1e9))):
+            product = Fraction(float(amax * inverse))
+            want = next(e for e in range(-140, 140) if product <= reference.power(e)) + 127
+            exact, gpu = (int(quantize([amax], fmt, scale_rule=rule).scales[0]) for rule in ("rceil", "rceil-fp32"))
+            assert gpu == want
+            # 1 / 1.984375 is rounded down far enough that the float above the largest element counts as it does.
+            assert exact - gpu == int(fmt is MXINT8 and amax > base)
+    # A float32 division is exact enough.
+    assert np.nextafter(largest, np.float32(1e9)) / largest > 1
+
+
+def test_even_rounds_amax_to_the_precision_of_the_element():
+    # With one fraction bit 3.5 is half-way between 3 and 4.
+    assert int(quantize([3.5], "mxfp4", scale_rule="even").scales[0]) == 127
+    assert int(quantize([3.4999], "mxfp4", scale_rule="even").scales[0]) == 126
+    assert quantize([3.4999], "mxfp4", scale_rule="even").dequantize() == [3.0]
+
+
+def test_a_scale_of_the_least_exponent_keeps_subnormals_exact():
+    # 2**-127 is subnormal in float32, and its reciprocal nearly out of range.
+    x = np.ldexp(np.array([1.0, 1.75, -0.875, 2.0, 0.25]), -127).astype(np.float32)
+    q = quantize(x, "mxfp8_e4m3")
+    assert q.scales.tolist() == [0]
+    assert_same_bits(q.dequantize(), x)
+    assert q.codes.tolist() == [0x38, 0x3E, 0xB6, 0x40, 0x28]
+
+
+def test_a_block_of_the_largest_floats_does_not_overflow():
+    x = np.array([np.finfo(np.float32).max, -np.finfo(np.float32).max, 1.0], np.float32)
+    for fmt in POWER:
+        assert np.isfinite(quantize(x, fmt).dequantize()).all()
+        if fmt is MXINT8:  # whose scale would have to be 2**128
+            continue
+        assert quantize(x, fmt, scale_rule="ceil").dequantize()[0] == np.inf  # 2**128, which float32 lacks
+        assert quantize(x, fmt, scale_rule="ceil").dequantize(np.float64)[0] == 2.0**128
+
+
+def test_float64_is_rounded_once():
+    tie = 1 + 2.0**-4
+    assert quantize([tie, 256.0], "mxfp8_e4m3").dequantize()[0] == 1.0
+    assert quantize([tie + 2.0**-50, 256.0], "mxfp8_e4m3").dequantize()[0] == 1.125  # float32 would lose the bit
+    assert int(quantize([448 + 2.0**-40], "mxfp8_e4m3", scale_rule="rceil").scales[0]) == 128
+    x = np.array([1e300, -1e-300, 1e-5])
+    assert quantize(x, "mxfp8_e4m3").scales.tolist() == [254]
+    assert quantize(x, "mxfp8_e4m3").codes.tolist() == [0x7E, 0x80, 0x00]
+
+
+def test_integers_are_in_twos_complement_and_symmetric():
+    q = quantize([1.0, -1.0, 1.9921875, -1.9921875, 0.0, -0.0, 0.0078125], MXINT8)
+    assert q.codes.tolist() == [64, 192, 127, 129, 0, 0, 0]
+    whole = replace(MXINT8, name="whole", element=replace(MXINT8.element, symmetric=False))
+    assert quantize([1.0, -1.9999], whole).codes.tolist() == [64, 128]
+    assert quantize([1.0, -1.9999], whole).dequantize().tolist() == [1.0, -2.0]
+
+
+def test_a_block_with_an_infinity_or_a_nan_is_nan():
+    x = np.ones((3, 64), np.float32)
+    x[1, 3], x[2, 40] = np.inf, np.nan
+    for fmt in BLOCK_CATALOGUE:
+        for dtype in SOURCES:
+            q = quantize(x.astype(dtype), fmt)
+            values = q.dequantize()
+            bad = np.isnan(values).reshape(3, -1, fmt.length)
+            assert np.array_equal(bad.any(axis=2), bad.all(axis=2))
+            assert bad.any(axis=2).sum() == 2
+            assert (q.scales == fmt.scale.nan_code).sum() == 2
+            assert q.tensor_scale == (float(np.float32(1) / np.float32(2688)) if fmt.tensor_scale else 1.0)
+
+
+def test_nvfp4_uses_both_scales():
+    x = np.zeros((4, 16), np.float32)
+    x[0, 0], x[1, 0], x[1, 1], x[2, 0] = 2688.0, 6.0, -2.5, 1e-4
+    q = quantize(x, "nvfp4")
+    assert q.tensor_scale == 1.0
+    assert q.scales.tolist() == [[0x7E], [0x38], [0x00], [0x00]]
+    assert q.codes[:2, :2].tolist() == [[7, 0], [7, 0xC]]
+    assert quantize(x, "nvfp4", scale_rule="torchao").scales.tolist() == [[0x7E], [0x38], [0x08], [0x08]]
+    assert quantize(x, "nvfp4", scale_rule=replace(RECIPES["division"], least="subnormal")).scales[3, 0] == 1
+    counters = BlockCounters()
+    quantize(x, "nvfp4", counters=counters)
+    assert (counters.zero_blocks, counters.scales_underflowed, counters.elements.underflows) == (1, 1, 1)
+
+
+def test_a_block_beyond_the_tensor_scale_is_clipped_and_counted():
+    counters = BlockCounters()
+    q = quantize([3000.0, 2688.0, 100.0], "nvfp4", tensor_scale=1.0, counters=counters)
+    assert q.dequantize().tolist() == [2688.0, 2688.0, 0.0]
+    assert (counters.scales_saturated, counters.clipped) == (1, 1)
+
+
+def test_all_zero_tensors_have_the_tensor_scale_one():
+    for recipe in VARIANTS:
+        q = quantize(np.zeros(16, np.float32), NVFP4, scale_rule=recipe)
+        assert q.tensor_scale == 1.0
+        assert not q.dequantize().any()
+
+
+def nvfp4_like_torchao(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.float32]:
+    """Follow torchao's steps in NumPy float32."""
+    f = np.float32
+    tensor = f(abs(x).max()) / f(2688)
+    scale = np.clip(abs(x).max(axis=1) / f(6) / tensor, f(2.0**-6), f(448)).astype(ml_dtypes.float8_e4m3fn)
+    total = tensor * scale.astype(f)
+    codes = np.clip(x / total[:, None], f(-6), f(6)).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    return scale.view(np.uint8), codes, tensor
+
+
+def nvfp4_like_transformer_engine(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.float32]:
+    """Follow the steps of Transformer Engine's reference in NumPy float32."""
+    f = np.float32
+    encode = f(2688) / f(abs(x).max())
+    decode = f(1) / encode
+    scale = np.clip(abs(x).max(axis=1) / f(6) * encode, f(-448), f(448)).astype(ml_dtypes.float8_e4m3fn)
+    with np.errstate(divide="ignore"):
+        factor = np.minimum(f(1) / (scale.astype(f) * decode), np.finfo(f).max)
+    codes = np.clip(x * factor[:, None], f(-6), f(6)).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    return scale.view(np.uint8), codes, decode
+
+
+@pytest.mark.parametrize("name", ["torchao", "transformer-engine"])
+@pytest.mark.parametrize("seed", range(4))
+def test_recipes_follow_the_float32_steps_of_their_libraries(name: str, seed: int):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((4096 if JIT else 64, 16), dtype=np.float32) * np.float32(rng.random() * 100)
+    x[1::7] = rng.integers(-12, 13, x[1::7].shape) * np.float32(rng.choice([0.25, 0.1, 3.0]))
+    x[3], x[5] = 0, x[5] * np.float32(1e-7)
+    steps = nvfp4_like_torchao if name == "torchao" else nvfp4_like_transformer_engine
+    scales, codes, tensor = steps(x)
+    q = quantize(x, "nvfp4", scale_rule=name)
+    assert q.tensor_scale == float(tensor)
+    assert_same_bits(q.scales[:, 0], scales)
+    assert_same_bits(q.codes, codes, x)
+
+
+ELEMENTS = {
+    "mxfp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "mxfp8_e5m2": ml_dtypes.float8_e5m2,
+    "mxfp6_e3m2": ml_dtypes.float6_e3m2fn,
+    "mxfp6_e2m3": ml_dtypes.float6_e2m3fn,
+    "mxfp4": ml_dtypes.float4_e2m1fn,
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_ml_dtypes_rounds_elements_alike(name: str):
+    fmt = get_block_format(name)
+    x = np.random.default_rng(2).standard_normal(1 << 16 if JIT else 1 << 11, dtype=np.float32)
+    q = quantize(x, fmt, scale_rule="rceil")  # which never clips
+    scales = np.ldexp(np.float32(1), q.scales.astype(int) - 127).repeat(32)
+    assert_same_bits(q.codes, (x / scales).astype(ELEMENTS[name]).view(np.uint8), x)
+    assert_same_bits(q.dequantize(), q.codes.view(ELEMENTS[name]).astype(np.float32) * scales)
+
+
+# There and back.
+
+
+@pytest.mark.parametrize("fmt", POWER, ids=str)
+def test_values_whose_scale_is_canonical_survive_another_quantisation(fmt: BlockFormat):
+    # Canonical under "floor": the largest element of the block lies in the top binade of the element format.
+    every = _finite_codes(fmt)
+    top = every[abs(_values(fmt, every)) >= 2.0**fmt.emax_element]
+    rng = np.random.default_rng(3)
+    codes = rng.choice(every, (255, fmt.length)).astype(np.uint8)
+    codes[:, 7] = np.resize(top, 255)
+    scales = np.arange(255, dtype=np.uint8)[:, None]
+    q = blocks.BlockArray(format=fmt, codes=codes, scales=scales, axis=1)
+    again = quantize(q.dequantize(np.float64), fmt)
+    assert_same_bits(again.scales, scales)
+    assert_same_bits(again.codes, codes)
+    in_range = np.isfinite(q.dequantize()).all(axis=1) & (scales[:, 0] >= 40)
+    in_float32 = quantize(q.dequantize()[in_range], fmt)
+    assert_same_bits(in_float32.codes, codes[in_range])
+    assert_same_bits(in_float32.scales, scales[in_range])
+
+
+@pytest.mark.parametrize("rule", ["floor", "even", "rceil", "ceil"])
+@pytest.mark.parametrize("fmt", POWER, ids=str)
+def test_rounding_again_changes_nothing(fmt: BlockFormat, rule: str):
+    x = np.random.default_rng(8).standard_normal((64, fmt.length))
+    once = blocks.round_to(x, fmt, scale_rule=rule)
+    assert_same_bits(blocks.round_to(once, fmt, scale_rule=rule), once)
+
+
+def test_nvfp4_values_survive_where_the_block_reaches_six():
+    rng = np.random.default_rng(9)
+    scales = np.arange(1, 127, dtype=np.uint8)[:, None]
+    codes = rng.integers(0, 16, (126, 16), dtype=np.uint8)
+    codes[:, 3] = 7
+    q = blocks.BlockArray(format=NVFP4, codes=codes, scales=scales, axis=1)
+    again = quantize(q.dequantize(), NVFP4, tensor_scale=1.0)
+    assert_same_bits(again.scales, scales)
+    assert_same_bits(again.codes, codes)
+
+
+def _finite_codes(fmt: BlockFormat) -> np.ndarray:
+    codes = np.arange(1 << fmt.element.bits, dtype=np.uint8)
+    if isinstance(fmt.element, IntElement):
+        return codes[codes != 128]
+    return codes[np.isfinite(_values(fmt, codes))]
+
+
+def _values(fmt: BlockFormat, codes: np.ndarray) -> np.ndarray:
+    padded = np.resize(codes, (-(-codes.size // 32), 32))
+    scales = np.full((len(padded), 1), 127, np.uint8)
+    return blocks.BlockArray(format=fmt, codes=padded, scales=scales, axis=1).dequantize().reshape(-1)[: codes.size]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("fmt", BLOCK_CATALOGUE, ids=str)
+def test_round_to_is_quantise_and_dequantise(fmt: BlockFormat, source: Any):
+    x = np.random.default_rng(4).standard_normal((5, 70)).astype(source)
+    for rule in fmt.rules:
+        want = quantize(x, fmt, scale_rule=rule).dequantize(source)
+        assert_same_bits(blocks.round_to(x, fmt, scale_rule=rule), want)
+    out = x.copy()
+    assert blocks.round_to(out, fmt, scale_rule=fmt.rules[0], out=out) is out
+    assert_same_bits(out, blocks.round_to(x, fmt))
+
+
+def test_stochastic_rounding_takes_neighbours_and_is_right_on_average():
+    x = np.full((2000 if JIT else 100, 32), 1.0625, np.float32)  # half-way between 1 and 1.125
+    x[:, 1] = 256.0
+    values = blocks.round_to(x, "mxfp8_e4m3", rounding="stochastic", rng=7)
+    assert set(np.unique(values)) == {1.0, 1.125, 256.0}
+    assert abs(np.mean(values[:, 2:] == 1.0) - 0.5) < 4 * 0.5 / (len(x) * 30) ** 0.5
+    turned = blocks.round_to(np.ascontiguousarray(x.T), "mxfp8_e4m3", 0, rounding="stochastic", rng=7)
+    assert set(np.unique(turned)) == {1.0, 1.125, 256.0}
+    square = np.random.default_rng(0).random((32, 32), dtype=np.float32)
+    # Draws go by the place in the array: with one scale for all, the axis makes no difference.
+    square[range(32), range(32)] = 1.0
+    rows, columns = (quantize(square, "mxfp4", axis, rounding="stochastic", rng=3) for axis in (1, 0))
+    assert_same_bits(rows.codes, columns.codes)
+
+
+# Layouts.
+
+
+@pytest.mark.parametrize("fmt", [MXFP8_E4M3, NVFP4, WHAT_IFS[1]], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(70,), (3, 70), (70, 3), (2, 35, 5), (64, 300) if JIT else (20, 7), (1, 1), (33, 1, 2)]
+)
+def test_every_axis_gives_what_moving_it_to_the_end_gives(fmt: BlockFormat, shape: tuple[int, ...]):
+    x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    for source in (x, x.astype(np.float64)):
+        for axis in range(-len(shape), len(shape)):
+            counters, q = BlockCounters(), quantize(source, fmt, axis)
+            moved = quantize(np.moveaxis(source, axis, -1), fmt, counters=counters)
+            assert_same_bits(q.codes, np.moveaxis(moved.codes, -1, axis))
+            assert_same_bits(q.scales, np.moveaxis(moved.scales, -1, axis))
+            assert_same_bits(q.dequantize(), np.moveaxis(moved.dequantize(), -1, axis))
+            assert q.axis == axis % len(shape)
+            again = BlockCounters()
+            quantize(source, fmt, axis, counters=again)
+            assert again == counters
+
+
+@pytest.mark.parametrize("fmt", [MXFP8_E4M3, NVFP4, MXINT8], ids=str)
+def test_memory_layout_makes_no_difference(fmt: BlockFormat):
+    x = np.random.default_rng(6).standard_normal((20, 50)).astype(np.float32)
+    for source in (x, x.astype(np.float64)):
+        for laid_out in layouts(source).values():
+            plain = np.array(laid_out, dtype=source.dtype)
+            for axis in (0, 1):
+                q, want = quantize(laid_out, fmt, axis), quantize(plain, fmt, axis)
+                assert_same_bits(q.codes, want.codes)
+                assert_same_bits(q.scales, want.scales)
+
+
+def test_a_short_last_block_is_a_block_of_its_own():
+    x = np.arange(1, 41, dtype=np.float32)
+    whole, tail = quantize(x, "mxfp8_e4m3"), quantize(x[32:], "mxfp8_e4m3")
+    assert whole.scales.shape == (2,)
+    assert_same_bits(whole.codes[32:], tail.codes)
+    assert_same_bits(whole.scales[1:], tail.scales)
+    assert whole.scales[0] == quantize(x[:32], "mxfp8_e4m3").scales[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "scales"),
+    [((0,), 0, (0,)), ((3, 0), 1, (3, 0)), ((0, 64), 1, (0, 2)), ((0, 64), 0, (0, 64)), ((2, 0, 3), 2, (2, 0, 1))],
+)
+def test_empty_arrays_stay_empty(shape: tuple[int, ...], axis: int, scales: tuple[int, ...]):
+    for fmt in BLOCK_CATALOGUE:
+        counters = BlockCounters()
+        length = fmt.length
+        q = quantize(np.zeros(shape, np.float32), fmt, axis, counters=counters)
+        want = list(scales)
+        want[axis] = -(-shape[axis] // length)
+        assert q.shape == shape
+        assert q.scales.shape == tuple(want)
+        assert q.dequantize().shape == shape
+        assert counters == BlockCounters()
+        assert quantize(np.zeros(shape, np.float32), fmt, axis).codes.size == 0
+
+
+def test_many_threads_give_the_same_as_one(monkeypatch: Any):
+    x = np.random.default_rng(7).standard_normal((513, 300 if JIT else 7)).astype(np.float32)
+    want = {}
+    for fmt in (MXFP8_E4M3, NVFP4):
+        want[fmt.name] = quantize(x, fmt).codes, quantize(x, fmt, 0).codes
+    monkeypatch.setattr(quantization, "_RANGE", 1 << 9)
+    monkeypatch.setattr(quantization, "_CHUNK", 1 << 11)
+    for fmt in (MXFP8_E4M3, NVFP4):
+        for axis, codes in zip((1, 0), want[fmt.name], strict=True):
+            assert_same_bits(quantize(x, fmt, axis).codes, codes)
+            counters = BlockCounters()
+            assert_same_bits(quantize(x, fmt, axis, counters=counters).codes, codes)
+            assert counters.elements.elements == x.size
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int8, np.int64, bool])
+def test_other_dtypes_are_read_exactly(dtype: Any):
+    x = np.arange(-20, 60).astype(dtype)
+    for fmt in (MXFP8_E4M3, NVFP4):
+        assert_same_bits(quantize(x, fmt).codes, quantize(x.astype(np.float64), fmt).codes)
+
+
+def test_out_is_written_and_shared():
+    x = np.random.default_rng(1).standard_normal((4, 64), dtype=np.float32)
+    out = quantize(np.zeros_like(x), "mxfp8_e4m3")
+    q = quantize(x, "mxfp8_e4m3", out=out)
+    assert q.codes is out.codes
+    assert q.scales is out.scales
+    assert_same_bits(out.codes, quantize(x, "mxfp8_e4m3").codes)
+    with pytest.raises(ValueError, match="format mxfp4 with blocks along axis 1"):
+        quantize(x, "mxfp4", out=out)
+    with pytest.raises(ValueError, match="axis 0"):
+        quantize(x, "mxfp8_e4m3", 0, out=out)
+    with pytest.raises(ValueError, match="out has shape"):
+        quantize(x[:2], "mxfp8_e4m3", out=out)
+
+
+@pytest.mark.parametrize(
+    "value", [DEFAULT | FTZ | DAZ, DEFAULT | ROUND_UP, DEFAULT | ROUND_DOWN, DEFAULT | ROUND_TO_ZERO]
+)
+def test_the_processors_modes_change_nothing(value: int):
+    cases = [(fmt, rule) for fmt, rule in PAIRS if fmt in BLOCK_CATALOGUE]
+
+    def everything() -> list[Any]:
+        results = []
+        for fmt, rule in cases:
+            for source, seen in itertools.product(sources[fmt.name], (None, BlockCounters())):
+                q = quantize(source, fmt, 1, rule, counters=seen)
+                results += [q.codes, q.scales, q.tensor_scale, q.dequantize(), q.dequantize(np.float64), seen]
+        return results
+
+    sources = {fmt.name: [critical_blocks(fmt, dtype, 30, seed=4) for dtype in SOURCES] for fmt, _ in cases}
+    with mxcsr(value):
+        got = everything()
+    want = everything()
+    for a, b in zip(got, want, strict=True):
+        if isinstance(b, np.ndarray):
+            assert_same_bits(a, b)
+        else:
+            assert a == b
+
+
+# Formats and names.
+
+
+@pytest.mark.parametrize(
+    ("name", "element", "length", "scale", "bits"),
+    [
+        ("mxfp8_e4m3", "e4m3", 32, "e8m0", 8.25),
+        ("mxfp8_e5m2", "e5m2", 32, "e8m0", 8.25),
+        ("mxfp6_e3m2", "e3m2", 32, "e8m0", 6.25),
+        ("mxfp6_e2m3", "e2m3", 32, "e8m0", 6.25),
+        ("mxfp4", "e2m1", 32, "e8m0", 4.25),
+        ("mxint8", "int8", 32, "e8m0", 8.25),
+        ("nvfp4", "e2m1", 16, "ue4m3", 4.5),
+        ("nvfp4_ue5m3", "e2m1", 16, "ue5m3", 4.5),
+    ],
+)
+def test_the_catalogue(name: str, element: str, length: int, scale: str, bits: float):
+    fmt = get_block_format(name)
+    assert (fmt.element.name, fmt.length, fmt.scale.name, fmt.bits_per_element) == (element, length, scale, bits)
+    assert fmt.tensor_scale == (name == "nvfp4")
+    assert get_block_format(name.upper().replace("_", "-")) is fmt
+    assert str(fmt) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "largest", "emax"),
+    [
+        ("mxfp8_e5m2", 57344, 15),
+        ("mxfp8_e4m3", 448, 8),
+        ("mxfp6_e3m2", 28, 4),
+        ("mxfp6_e2m3", 7.5, 2),
+        ("mxfp4", 6, 2),
+        ("mxint8", 1.984375, 0),
+    ],
+)
+def test_the_largest_elements(name: str, largest: float, emax: int):
+    fmt = get_block_format(name)
+    assert (fmt.max_element, fmt.emax_element) == (Fraction(largest), emax)
+
+
+def test_formats_and_arrays_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        MXFP4.length = 16  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        quantize([1.0], "mxfp4").axis = 1  # type: ignore[misc]
+
+
+def test_errors_name_the_argument():
+    x = np.ones((2, 32), np.float32)
+    for call, error, message in [
+        (lambda: get_block_format("mxfp7"), ValueError, "unknown block format 'mxfp7'; nearest: mxfp"),
+        (lambda: get_block_format(E8M0), TypeError, "fmt is FloatFormat"),
+        (lambda: quantize(1.0, "mxfp4"), ValueError, r"x has shape \(\): blocks lie along an axis"),
+        (lambda: quantize(x, "mxfp4", 2), ValueError, r"axis is 2; an array of shape \(2, 32\) has axes -2 to 1"),
+        (lambda: quantize(x, "mxfp4", scale_rule="flor"), ValueError, "scale_rule is 'flor': did you mean 'floor'"),
+        (lambda: quantize(x, "mxfp4", scale_rule="torchao"), ValueError, "scale_rule is 'torchao', but the scales"),
+        (lambda: quantize(x, "nvfp4", scale_rule="floor"), ValueError, "scale_rule is 'floor'; for the ue4m3 scales"),
+        (lambda: quantize(x, "mxfp4", rounding="even"), ValueError, "rounding is 'even'"),
+        (lambda: quantize(x, "mxfp4", overflow="clip"), ValueError, "overflow is 'clip'"),
+        (lambda: quantize(x, "mxfp4", rng=1), ValueError, "rng is given, but rounding is 'nearest-even'"),
+        (lambda: quantize(x, "mxfp4", rounding="stochastic"), TypeError, "rng is None"),
+        (lambda: quantize(x, "mxfp4", tensor_scale=2.0), ValueError, "tensor_scale is 2.0, but mxfp4"),
+        (lambda: quantize(x, "nvfp4", tensor_scale=-2.0), ValueError, "tensor_scale is -2.0; a positive number"),
+        (lambda: quantize(x, "nvfp4", tensor_scale=0.0), ValueError, "tensor_scale is 0.0; a positive number"),
+        (lambda: quantize(x, "nvfp4", tensor_scale=np.inf), ValueError, "tensor_scale is inf; a positive number"),
+        (lambda: quantize(x, "nvfp4", tensor_scale=1e38), ValueError, "tensor_scale is 1e\\+38; a positive number"),
+        (lambda: quantize(x * 1j, "mxfp4"), TypeError, "x has dtype complex64"),
+        (lambda: dequantize(quantize(x, "mxfp4"), np.float16), TypeError, "dtype is float16"),
+        (lambda: replace(MXFP4, length=0), ValueError, "length is 0"),
+        (lambda: replace(MXFP4, scale=FP16), ValueError, "scale is fp16"),
+        (lambda: replace(MXFP4, element=get_format("fp32")), ValueError, "element is fp32"),
+        (lambda: replace(MXFP4, tensor_scale=True), ValueError, "tensor_scale is True"),
+        (lambda: IntElement(name="i", bits=1, fraction_bits=0), ValueError, "bits = 1"),
+        (lambda: inspect_block(x, "mxfp4"), ValueError, r"x has shape \(2, 32\); one block"),
+        (lambda: inspect_block(np.ones(17), "nvfp4"), ValueError, r"x has shape \(17,\); one block"),
+    ]:
+        with pytest.raises(error, match=message):
+            call()
+    q = quantize(x, "mxfp4")
+    with pytest.raises(ValueError, match=r"q.scales has shape \(2, 1\)"):
+        dequantize(replace(q, codes=np.zeros((2, 65), np.uint8)))
+    with pytest.raises(TypeError, match="q has codes of int64"):
+        dequantize(replace(q, codes=q.codes.astype(np.int64)))
+
+
+# Explanations.
+
+
+def test_a_block_explains_itself():
+    seen = inspect_block([957.0, 3.0, -12.5], "mxfp8_e4m3")
+    assert (seen.amax, seen.scale, seen.scale_code, seen.clipped) == (957, 2, 128, 1)
+    first, _, last = seen.elements
+    assert (first.quotient, first.element, first.value, first.error, first.clipped) == (
+        Fraction(957, 2), 448, 896, -61, True,
+    )  # fmt: skip
+    assert (last.code, last.element, last.error, last.clipped) == (0xCC, -6, Fraction(1, 2), False)
+    assert {name: code for name, (code, _, _) in seen.scales_by_rule.items()} == {
+        "floor": 128, "ceil": 129, "rceil": 129, "rceil-fp32": 129, "even": 128, "nearest": 128,
+    }  # fmt: skip
+    text = str(seen)
+    assert "957" in text
+    assert "clipped at 448" in text
+    assert "floor 2 (clips 1)" in text
+    assert repr(seen) == "<3 in mxfp8_e4m3: amax 957, scale 2, 1 clipped>"
+    data = json.loads(json.dumps(seen.to_dict()))
+    assert data["elements"][0] == {
+        "given": "957", "quotient": "478.5", "code": "0x7e", "element": "448", "value": "896", "error": "-61",
+        "clipped": True,
+    }  # fmt: skip
+
+
+def test_an_amax_of_500_keeps_the_scale_one_and_becomes_448():
+    seen = inspect_block([500.0], "mxfp8_e4m3")
+    assert (seen.scale, seen.elements[0].value, seen.elements[0].clipped) == (1, 448, True)
+    assert inspect_block([500.0], "mxfp8_e4m3", "even").elements[0].value == 512
+
+
+@pytest.mark.parametrize("fmt", BLOCK_CATALOGUE, ids=str)
+def test_special_blocks_explain_themselves(fmt: BlockFormat):
+    for numbers in ([0.0, -0.0], [np.nan, 1.0], [np.inf, -1.0], [1e-45], [3e38, 1.0], [0.1, 0.2, 0.3]):
+        for rule in fmt.rules:
+            seen = inspect_block(np.array(numbers, np.float32), fmt, rule)
+            assert json.loads(json.dumps(seen.to_dict()))["scale_rule"] == rule
+            assert len(str(seen).splitlines()) == 6 + len(numbers)
+            want = quantize(np.array(numbers, np.float32), fmt, scale_rule=rule).dequantize(np.float64)
+            got = np.array([float(e.value) for e in seen.elements])
+            assert np.array_equal(got, want, equal_nan=True)
+
+
+def test_rules_are_compared_on_data():
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    rows = {row.scale_rule: row for row in compare_rules(x, "mxfp8_e4m3")}
+    assert list(rows) == list(ScaleRule)
+    assert rows["ceil"].clipped == rows["rceil"].clipped == 0
+    assert 0 < rows["even"].clipped_blocks < rows["floor"].clipped_blocks < rows["nearest"].clipped_blocks
+    assert rows["nearest"].sqnr_db < rows["floor"].sqnr_db < rows["even"].sqnr_db < rows["rceil"].sqnr_db
+    assert all(row.overflows <= row.clipped for row in rows.values())
+    for name in ("floor", "nearest"):
+        seen = np.array([inspect_block(block, "mxfp8_e4m3", name).clipped for block in x.reshape(-1, 32)])
+        assert (rows[name].clipped_blocks, rows[name].clipped) == (np.mean(seen > 0), seen.sum() / x.size)
+    assert [row.scale_rule for row in compare_rules(x, "nvfp4")] == list(RECIPES)
+    assert compare_rules(np.zeros(0), "mxfp4")[0].sqnr_db != 0
+
+
+def test_counters_accumulate_and_clear():
+    counters = BlockCounters()
+    for _ in range(2):
+        quantize([957.0, 0.0, 1e-9], "mxfp8_e4m3", counters=counters)
+    assert (counters.blocks, counters.clipped, counters.elements.zeros, counters.elements.underflows) == (2, 2, 2, 2)
+    counters += counters
+    assert counters.blocks == 4
+    counters.clear()
+    assert counters == BlockCounters()
+    assert counters.elements == Counters()
+
+
+@pytest.mark.parametrize("fmt", [MXINT8, MXFP6_E2M3, MXFP8_E5M2, NVFP4_UE5M3], ids=str)
+def test_counts_of_elements_by_hand(fmt: BlockFormat):
+    largest = float(fmt.max_element)
+    counters = BlockCounters()
+    quantize([largest, 0.0, 2.0**-40], fmt, counters=counters)
+    elements = counters.elements
+    assert (elements.zeros, elements.underflows, elements.overflows, elements.inexact) == (1, 1, 0, 1)
+    counters = BlockCounters()
+    quantize([largest, largest * (1 + 2.0**-20)], fmt, scale_rule=fmt.rules[0], counters=counters)
+    assert counters.elements.overflows == 0  # rounds to the largest
+    if fmt.has_power_scales:
+        counters = BlockCounters()
+        quantize([np.nextafter(2.0 ** (fmt.emax_element + 1), 0.0)], fmt, counters=counters)
+        assert (counters.clipped, counters.elements.saturations, counters.elements.inexact) == (1, 1, 1)
