@@ -85,8 +85,7 @@ def make_decoder(width: int) -> Callable[..., None]:
     """Return ``decoder(codes, out, layout)``, which writes float words of 32 or 64 bits.
 
     ``codes`` and ``out`` are contiguous unsigned integers [n]. Every finite value must be exact in the
-    float; NaNs come out quiet, with their sign where the format's NaNs have one, and without payload (this decoder is for
-    formats that have none).
+    float; NaNs come out quiet, with their sign where the format's NaNs have one.
     """
     U: Any = np.uint32 if width == 32 else np.uint64
     F = 23 if width == 32 else 52
@@ -103,6 +102,7 @@ def make_decoder(width: int) -> Callable[..., None]:
         m, bias = fields["m"], fields["bias"]
         has_subnormals, has_zero, nan_has_sign = fields["has_subnormals"], fields["has_zero"], fields["nan_has_sign"]
         sign, inf, nan_from, nan_code = fields["sign"], fields["inf"], fields["nan_from"], fields["nan_code"]
+        payload_mask = fields["payload_mask"]
         up = np.uint64(F) - m
         for i in range(codes.size):
             code = np.uint64(codes[i])
@@ -126,7 +126,7 @@ def make_decoder(width: int) -> Callable[..., None]:
             if magnitude == inf:
                 word = INF
             if magnitude >= nan_from or code == nan_code:
-                word = np.uint64(INF | QUIET)
+                word = np.uint64(INF | QUIET | np.uint64((magnitude & payload_mask) << up))
                 negative = negative if nan_has_sign else ZERO
             out[i] = U(word | np.uint64(negative << TOP))
 
