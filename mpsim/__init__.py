@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from mpsim._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from mpsim.arithmetic import ExceptionCounts as ExceptionCounts
+    from mpsim.arithmetic import Flags as Flags
+    from mpsim.arithmetic import env as env
     from mpsim.counters import Counters as Counters
     from mpsim.encoding import classify as classify
     from mpsim.encoding import decode as decode
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from mpsim.tensor import no_grad as no_grad
 
     from . import amp as amp
+    from . import arithmetic as arithmetic
     from . import blocks as blocks
     from . import datasets as datasets
     from . import experiments as experiments
@@ -69,9 +73,10 @@ if TYPE_CHECKING:
     from . import presets as presets
     from . import units as units
 
-_MODULES = ("amp", "blocks", "datasets", "experiments", "nn", "optim", "plots", "presets", "units")
+_MODULES = ("amp", "arithmetic", "blocks", "datasets", "experiments", "nn", "optim", "plots", "presets", "units")
 
 _NAMES = {
+    "arithmetic": "ExceptionCounts Flags env",
     "counters": "Counters",
     "encoding": "classify decode encode",
     "formats": (
