@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpsim.formats import FormatLike, get_format
+from mpsim.stochastic import Draws
 
-__all__ = ["CONVERSIONS", "Implementation", "conversion"]
+__all__ = ["CONVERSIONS", "RANDOM_BITS", "Implementation", "conversion", "draws"]
 
 _SATURATE = {"overflow": "saturate"}
 
@@ -89,3 +90,46 @@ def conversion(name: str, fmt: FormatLike) -> dict[str, Any]:
     if options is None:
         raise ValueError(f"{name} does not convert to {target}, only to {', '.join(known.options)}")
     return dict(options)
+
+
+RANDOM_BITS: dict[str, dict[str, int]] = {
+    # PTX ISA, cvt.rs on sm_100a: fp16x2 takes 13 bits a value, bf16x2 16, and the narrower kinds 16 from a word that
+    # several values share (which is not modelled: here every element has its own).
+    "nvidia": {"fp16": 13, "bf16": 16, "e4m3": 16, "e5m2": 16, "e3m2": 16, "e2m3": 16, "e2m1": 16},
+    # v_cvt_sr_fp8_f32 and v_cvt_sr_bf8_f32 of MI300: as many as float32 has bits more than the format.
+    "amd": {"e4m3fnuz": 20, "e5m2fnuz": 21},
+}
+"""Random bits that hardware adds to what is dropped before it cuts, from float32, by vendor and format.
+
+Of AWS Trainium and Graphcore only the proportional rounding itself is published, not the number of bits.
+"""
+
+
+def draws(vendor: str, fmt: FormatLike, seed: int = 0, stream: int = 0) -> Draws:
+    """Return draws with as many random bits as a vendor's conversion from float32 uses.
+
+    The bits themselves are ours: no vendor's generator is emulated.
+
+    Parameters
+    ----------
+    vendor : {"nvidia", "amd"}
+    fmt : FloatFormat or name
+    seed, stream : int
+        As for `Draws`.
+
+    Raises
+    ------
+    ValueError
+        No such vendor, or it does not round stochastically to that format.
+
+    Examples
+    --------
+    >>> draws("nvidia", "fp16").bits
+    13
+    """
+    if vendor not in RANDOM_BITS:
+        raise ValueError(f"unknown vendor {vendor!r}: there are {', '.join(RANDOM_BITS)}")
+    name = get_format(fmt).name
+    if name not in RANDOM_BITS[vendor]:
+        raise ValueError(f"{vendor} does not round stochastically to {name}, only to {', '.join(RANDOM_BITS[vendor])}")
+    return Draws(seed=seed, stream=stream, bits=RANDOM_BITS[vendor][name])

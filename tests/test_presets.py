@@ -8,8 +8,9 @@ import pytest
 
 from bits import assert_same_bits
 from mpsim.encoding import decode, encode
-from mpsim.formats import CATALOGUE, FP16
-from mpsim.presets import CONVERSIONS, conversion
+from mpsim.formats import CATALOGUE, FP16, finfo
+from mpsim.presets import CONVERSIONS, RANDOM_BITS, conversion, draws
+from mpsim.rounding import round_to
 from vectors import vectors
 
 E4M3_EDGE = [464.0, 465.0, 1000.0, np.inf, -np.inf, np.nan]
@@ -71,7 +72,24 @@ def test_payloads_survive_a_round_trip(fmt: Any, source: Any):
     assert_same_bits(encode(values, fmt, nan="payload"), quiet, nans)
 
 
+@pytest.mark.parametrize(("vendor", "fmt"), [(v, f) for v, formats in RANDOM_BITS.items() for f in formats])
+def test_a_vendors_stochastic_rounding_has_the_resolution_of_its_bits(vendor: str, fmt: str):
+    # What is less than one unit of the last bit that counts never goes up, if float32 can hold it; a half does so
+    # half of the time.
+    chosen, fraction_bits = draws(vendor, fmt, seed=3), finfo(fmt).nmant
+    assert chosen.bits is not None
+    if fraction_bits + chosen.bits + 1 <= 23:
+        less = np.full(10_000, np.float32(1 + 2.0 ** -(fraction_bits + chosen.bits + 1)))
+        assert np.all(round_to(less, fmt, "stochastic", rng=chosen) == 1)
+    middle = np.full(10_000, np.float32(1 + 2.0 ** -(fraction_bits + 1)))
+    assert 0.45 < np.mean(round_to(middle, fmt, "stochastic", rng=chosen) > 1) < 0.55
+
+
 def test_mistakes_are_explained():
+    with pytest.raises(ValueError, match="unknown vendor 'intel': there are nvidia, amd"):
+        draws("intel", "fp16")
+    with pytest.raises(ValueError, match="amd does not round stochastically to fp16"):
+        draws("amd", "fp16")
     with pytest.raises(ValueError, match=r"'torhc'.*there are ocp"):
         conversion("torhc", "e4m3")
     with pytest.raises(ValueError, match="nan is 'payload', but NaNs of e4m3 have none"):
