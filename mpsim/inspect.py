@@ -21,7 +21,7 @@ from mpsim.exact import (
     power_text,
     read_number,
 )
-from mpsim.formats import FloatFormat, FormatLike, Specials, get_format
+from mpsim.formats import FP32, FloatFormat, FormatLike, Specials, get_format
 
 __all__ = ["Inspection", "Neighbour", "inspect"]
 
@@ -182,7 +182,25 @@ class Inspection:
     @property
     def explanation(self) -> str:
         """One sentence on why this code was chosen."""
-        return _explain(self)
+        twice = self.twice_rounded
+        if twice is None:
+            return _explain(self)
+        other = decimal_text(_value(twice, self.format))
+        return f"{_explain(self)} Rounded to fp32 first, it would become {other}: twice rounded is not once rounded."
+
+    @property
+    def twice_rounded(self) -> int | None:
+        """Code that rounding to fp32 first, and then to the format, would give, if it is another one.
+
+        None for formats that fp32 does not hold.
+        """
+        if self.from_code or not isinstance(self.given, Fraction) or not self.given or not self.format.fits_float32:
+            return None
+        first = _round(self.given < 0, abs(self.given), FP32, "").value
+        if not isinstance(first, Fraction):
+            return None
+        second = _round(self.given < 0, abs(first), self.format, "").code
+        return None if second == self.code else second
 
     @property
     def facts(self) -> tuple[tuple[str, str], ...]:
@@ -266,6 +284,7 @@ class Inspection:
             "tie": self.tie,
             "overflow": self.overflow,
             "underflow": self.underflow,
+            "twice_rounded": None if self.twice_rounded is None else _hex(self.twice_rounded, self.format),
             "explanation": self.explanation,
         }
 

@@ -313,3 +313,25 @@ def test_an_inspection_prints_as_text() -> None:
     ]
     assert "error" not in str(inspect(code=1, fmt="fp16"))
     assert repr(inspect("nan", "e8m0")) == "<nan in e8m0: 0xff = nan>"
+
+
+def test_a_number_that_rounding_twice_gets_wrong_is_pointed_out():
+    # Just above the midpoint of 1 and 1 + 2**-10; float32 cannot tell it from the midpoint.
+    x = inspect("0x1.0020000001p0", "fp16")
+    assert (x.hex, x.twice_rounded) == ("0x3c01", 0x3C00)
+    assert "Rounded to fp32 first, it would become 1" in x.explanation
+    assert x.to_dict()["twice_rounded"] == "0x3c00"
+    assert inspect("-0x1.0020000001p0", "fp16").twice_rounded == 0xBC00
+    for other in ("0.1", "1.5", "65520", "inf", "nan", "-0", "1e-400", "1e400"):
+        assert inspect(other, "fp16").twice_rounded is None
+    assert inspect(code=0x3C00, fmt="fp16").twice_rounded is None
+    assert inspect("0x1.0020000001p0", "fp64").twice_rounded is None
+
+
+def test_twice_rounded_is_what_numpy_casts_in_two_steps_give():
+    rng = np.random.default_rng(0)
+    midpoints = (1 + (2 * rng.integers(0, 1024, 200) + 1) * 2.0**-11) * 2.0 ** rng.integers(-10, 10, 200)
+    for x in midpoints * (1 + rng.choice([-1, 1], 200) * 2.0**-40):
+        twice = int(np.float16(np.float32(x)).view(np.uint16))
+        seen = inspect(float(x), "fp16")
+        assert (seen.code if seen.twice_rounded is None else seen.twice_rounded) == twice
