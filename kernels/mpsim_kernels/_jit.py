@@ -14,9 +14,8 @@ from typing import Any, TypeVar, cast
 
 import numba
 import platformdirs
-from numba import prange
 
-__all__ = ["cache_folder", "inlined_kernel", "kernel", "parallel_kernel", "prange", "source_digest"]
+__all__ = ["cache_folder", "inlined_kernel", "kernel", "source_digest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,8 +72,3 @@ def kernel(function: F) -> F:
 def inlined_kernel(function: F) -> F:
     """Compile a small part of kernels that is copied into every caller, however large both are."""
     return _compile(function, fastmath=False, error_model="numpy", nogil=True, forceinline=True)
-
-
-def parallel_kernel(function: F) -> F:
-    """Compile a kernel whose ``prange`` loops run over independent outputs."""
-    return _compile(function, fastmath=False, error_model="numpy", nogil=True, parallel=True)
