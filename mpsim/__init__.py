@@ -71,9 +71,22 @@ if TYPE_CHECKING:
     from . import optim as optim
     from . import plots as plots
     from . import presets as presets
+    from . import tables as tables
     from . import units as units
 
-_MODULES = ("amp", "arithmetic", "blocks", "datasets", "experiments", "nn", "optim", "plots", "presets", "units")
+_MODULES = (
+    "amp",
+    "arithmetic",
+    "blocks",
+    "datasets",
+    "experiments",
+    "nn",
+    "optim",
+    "plots",
+    "presets",
+    "tables",
+    "units",
+)
 
 _NAMES = {
     "arithmetic": "ExceptionCounts Flags env",

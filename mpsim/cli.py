@@ -258,6 +258,9 @@ def reproduce(
     seed: Annotated[
         int | None, typer.Option(metavar="N", help="Seed of the initial weights and the order of the data.")
     ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE.npz", help="Images and labels of your own, in place of the digits.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Folder for figures and numbers.")
     ] = None,
@@ -270,7 +273,7 @@ def reproduce(
     """Run a study of the literature again and check its claims."""
     from mpsim import _text, experiments, plots
 
-    overrides = {"unit": unit, "format": fmt, "seed": seed}
+    overrides = {"unit": unit, "format": fmt, "seed": seed, "data": data}
     with mistakes():
         study = experiments.get(experiment)
         config = study.Config(**{name: value for name, value in overrides.items() if value is not None})

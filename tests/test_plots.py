@@ -19,6 +19,7 @@ def forged(config: Config = Config()) -> Result:  # noqa: B008 (frozen)
         Measured(
             arm=arm,
             accuracy=0.5 + i / 100,
+            tested=359,
             losses=(2.0, 1.0 + i / 10),
             steps=4,
             skipped=(1, 3),

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpsim import amp, nn, optim
-from mpsim.datasets import Dataset, Split, digits
+from mpsim.datasets import Dataset, digits, load_npz
 from mpsim.observe import Record
 from mpsim.tensor import Tensor, no_grad, using
 
-__all__ = ["Arm", "Measured", "Schedule", "train"]
+__all__ = ["Arm", "Measured", "Schedule", "standardised", "train"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class Schedule:
     momentum: float
     growth_interval: int
     """Clean steps after which a dynamic loss scale doubles."""
+    data: str | None = None
+    """A file as for `load_npz`, in place of the digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class Measured:
     arm: Arm
     accuracy: float
     """Share of the test images that are classified right."""
+    tested: int
+    """How many test images there are."""
     losses: tuple[float, ...]
     """Mean training loss of each pass, without loss factor and loss scale."""
     steps: int
@@ -78,15 +82,15 @@ class Measured:
 
 
 def train(arm: Arm, schedule: Schedule) -> Measured:
-    """Train a network 64-hidden-hidden-10 and measure.
+    """Train a network features-hidden-hidden-classes and measure; for the digits 64-hidden-hidden-10.
 
     Initial weights and the order of the images depend on ``schedule.seed`` alone, so all arms see the same.
     """
-    model = _network(schedule).to(arm.weights)
+    images, tests = standardised(schedule.data)
+    model = _network(schedule, images.x.shape[1], 1 + int(max(images.y.max(), tests.y.max()))).to(arm.weights)
     optimizer = optim.SGD(model.parameters(), lr=arm.lr, momentum=schedule.momentum)
     scaler = _scaler(arm, schedule)
     record = Record({"activation gradient"}, histograms=arm.histogram)
-    images = _standardised("train")
     order = np.random.default_rng([schedule.seed, 1])
     losses: list[float] = []
     scales: list[float] = []
@@ -115,7 +119,8 @@ def train(arm: Arm, schedule: Schedule) -> Measured:
     exponents, counts = record.histogram(producers={"linear", "relu"}).occupied()
     return Measured(
         arm=arm,
-        accuracy=accuracy(model, _standardised("test"), arm),
+        accuracy=accuracy(model, tests, arm),
+        tested=len(tests),
         losses=tuple(losses),
         steps=step,
         skipped=tuple(skipped),
@@ -136,21 +141,25 @@ def accuracy(model: nn.Module, data: Dataset, arm: Arm) -> float:
     return float(np.mean(logits.data.argmax(axis=1) == data.y))
 
 
-def _standardised(split: Split) -> Dataset:
-    """Return the digits less the mean of all training pixels, over their standard deviation, as is usual."""
-    data, pixels = digits(split), digits("train").x
-    return dataclasses.replace(data, x=(data.x - pixels.mean()) / pixels.std())
+def standardised(path: str | None) -> tuple[Dataset, Dataset]:
+    """Return training and test images less the mean of all training pixels, over their standard deviation."""
+    train, test = (digits(split) if path is None else load_npz(path, split) for split in ("train", "test"))
+    mean, deviation = train.x.mean(), train.x.std() or np.float32(1)
+    return (
+        dataclasses.replace(train, x=(train.x - mean) / deviation),
+        dataclasses.replace(test, x=(test.x - mean) / deviation),
+    )
 
 
-def _network(schedule: Schedule) -> nn.Sequential:
+def _network(schedule: Schedule, features: int, classes: int) -> nn.Sequential:
     rng = np.random.default_rng([schedule.seed, 0])
     wide = schedule.hidden
     return nn.Sequential(
-        nn.Linear(64, wide, rng=rng),
+        nn.Linear(features, wide, rng=rng),
         nn.ReLU(),
         nn.Linear(wide, wide, rng=rng),
         nn.ReLU(),
-        nn.Linear(wide, 10, rng=rng),
+        nn.Linear(wide, classes, rng=rng),
     )
 
 

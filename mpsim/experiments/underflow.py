@@ -20,9 +20,8 @@ from typing import Any
 
 from mpsim import units
 from mpsim._version import __version__
-from mpsim.datasets import digits
 from mpsim.experiments.registry import Claim, Progress, Table
-from mpsim.experiments.training import Arm, Measured, Schedule, train
+from mpsim.experiments.training import Arm, Measured, Schedule, standardised, train
 from mpsim.formats import FP32, get_format
 
 __all__ = ["LOSS_SCALING", "MASTER_WEIGHTS", "Config", "Result", "arms", "run"]
@@ -62,6 +61,8 @@ class Config:
     momentum: float = 0.0
     growth_interval: int = 25
     """Clean steps before a dynamic scale doubles; torch's 2000 is longer than the whole run."""
+    data: str | None = None
+    """A file as for `datasets.load_npz`, in place of the digits."""
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -82,6 +83,8 @@ class Config:
         if get_format(self.format).p >= FP32.p:
             raise ValueError(f"format is {self.format}; the study needs one narrower than fp32, such as fp16")
         units.get(self.unit, inputs=self.format)
+        if self.data is not None:
+            standardised(self.data)
 
     @property
     def low(self) -> str:
@@ -98,6 +101,7 @@ class Config:
             hidden=self.hidden,
             momentum=self.momentum,
             growth_interval=self.growth_interval,
+            data=self.data,
         )
 
 
@@ -336,7 +340,7 @@ def _claims(result: Result) -> Iterator[Claim]:
 
 def _margin(measured: Measured) -> float:
     """Return two standard errors of an accuracy; accuracies closer than that are not told apart."""
-    n, p = len(digits("test")), measured.accuracy
+    n, p = max(measured.tested, 1), measured.accuracy
     return 2 * math.sqrt(max(p * (1 - p), 1 / n) / n)
 
 

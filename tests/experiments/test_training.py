@@ -50,7 +50,9 @@ def test_another_seed_gives_other_initial_weights(plain: Measured):
 
 def test_another_seed_gives_another_order_of_the_images(plain: Measured, monkeypatch: pytest.MonkeyPatch):
     network = training._network
-    monkeypatch.setattr(training, "_network", lambda schedule: network(dataclasses.replace(schedule, seed=0)))
+    monkeypatch.setattr(
+        training, "_network", lambda schedule, *sizes: network(dataclasses.replace(schedule, seed=0), *sizes)
+    )
     assert run() == plain
     assert run({"seed": 1}).losses != plain.losses
 

@@ -1,8 +1,10 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from numba import config as numba_config
 
@@ -198,7 +200,7 @@ ZEROS, SAVED, BEHIND, CONSTANT, DYNAMIC, RANGE, MASTER, LOST, NARROW = range(9)
 
 def forged(changes: dict[str, dict[str, Any]] | None = None, config: Config = PAPER) -> Result:
     blank: dict[str, Any] = {
-        "accuracy": 0.9, "losses": (1.0,), "steps": 1350, "skipped": (), "zero": 0.5, "underflow": 0.0,
+        "accuracy": 0.9, "tested": 359, "losses": (1.0,), "steps": 1350, "skipped": (), "zero": 0.5, "underflow": 0.0,
         "subnormal": 0.1, "updates_lost": 0.0, "scales": (),
     }  # fmt: skip
     return Result(
@@ -288,3 +290,23 @@ def test_a_finished_arm_is_found_by_name():
     assert found is not None
     assert found.arm.name == "BF16"
     assert result.find("FP8") is None
+
+
+def test_a_file_of_ones_own_is_trained_on_in_place_of_the_digits(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    path = tmp_path / "own.npz"
+    np.savez(path, x=(labels[:, None] + rng.random((60, 5))).astype(np.float32), y=labels)
+    result = run(dataclasses.replace(SMALL, batch_size=32, data=str(path)))
+    assert {m.tested for m in result.measured} == {12}
+    assert {m.steps for m in result.measured} == {2}
+    assert result.to_dict()["config"]["data"] == str(path)
+
+
+def test_a_broken_file_is_an_error_before_anything_is_trained(tmp_path: Path):
+    path = tmp_path / "broken.npz"
+    path.write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(ValueError, match=r"broken\.npz.*not an \.npz archive"):
+        Config(data=str(path))
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        Config(data=str(tmp_path / "missing.npz"))
