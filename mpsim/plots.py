@@ -105,7 +105,8 @@ def accuracy_by_scale(result: Result, ax: Axes | None = None) -> Axes:
         found = result.find(name)
         if found is not None:
             ax.axhline(100 * found.accuracy, linestyle=style, color=colour, label=f"{name}: test accuracy", zorder=1)
-    ax.set_xscale("log", base=2)
+    if scales:  # a logarithmic axis cannot be empty
+        ax.set_xscale("log", base=2)
     ax.set_ylim(0, 105)
     ax.set_xlabel("loss scale")
     ax.set_ylabel("%")
@@ -138,7 +139,8 @@ def loss_scale_curve(result: Result, ax: Axes | None = None) -> Axes:
     if skipped.size:
         label = f"{skipped.size} skipped steps"
         ax.plot(skipped, scales[skipped], "x", color=_LINES[1], label=label, zorder=3)
-    ax.set_yscale("log", base=2)
+    if scales.size:
+        ax.set_yscale("log", base=2)
     ax.set_xlabel("training step")
     ax.set_ylabel("loss scale")
     ax.set_title(f"Dynamic scaling: doubled after {result.config.growth_interval} clean steps, halved by an overflow")

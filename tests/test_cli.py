@@ -315,3 +315,19 @@ def test_ctrl_c_is_quiet_and_130(capsys: pytest.CaptureFixture[str], monkeypatch
     call = Call(capsys, "formats")
     assert call.code == 130
     assert call.out + call.err.strip() == ""
+
+
+def test_an_interrupted_study_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mpsim.experiments import underflow
+
+    def interrupted(config: Any, *, on_part: Any, **_: Any) -> None:
+        on_part(underflow.Result(config, ()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(underflow, "run", interrupted)
+    assert main(["reproduce", "underflow", "-o", str(tmp_path / "out")]) == 130
+    assert "interrupted; what was done by then is in" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["complete"] is False
+    assert (tmp_path / "out" / "loss-curves.png").stat().st_size > 0

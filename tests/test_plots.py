@@ -87,13 +87,17 @@ def test_loss_curves_show_every_arm_of_the_part():
     assert [line.get_label() for line in ax.lines] == [m.arm.name for m in result.part("master weights")]
 
 
-def test_an_incomplete_result_can_be_drawn(tmp_path):
-    result = Result(Config(), ())
-    assert [path.name for path in plots.save_underflow(result, tmp_path)] == [
-        "loss-curves.png",
-        "loss-scale.png",
-        "accuracy-by-scale.png",
-    ]
+@pytest.mark.parametrize("finished", range(len(arms(Config())) + 1))
+def test_a_result_can_be_drawn_wherever_it_was_interrupted(tmp_path, finished):
+    result = Result(Config(), forged().measured[:finished])
+    names = {path.name for path in plots.save_underflow(result, tmp_path)}
+    always = {"loss-curves.png", "loss-scale.png", "accuracy-by-scale.png"}
+    assert names == always | ({"gradient-histogram.png"} if finished else set())
+
+
+@pytest.mark.parametrize("only", range(len(arms(Config()))))
+def test_a_result_of_any_single_arm_can_be_drawn(tmp_path, only):
+    assert len(plots.save_underflow(Result(Config(), (forged().measured[only],)), tmp_path)) == 4 - (only != 0)
 
 
 def test_figures_are_saved_and_nothing_global_changes(tmp_path):
