@@ -1,0 +1,157 @@
+"""The processor's own floating-point arithmetic, under a known environment: fused multiply-add, and default rounding.
+
+Most kernels keep their bits by working on integers or exact products. Those that emulate a chain of ordinary IEEE 754
+operations let the processor do them, which is only right while its control register asks for rounding to nearest
+even and for subnormal numbers. `default_environment` sees to that for the calling thread.
+"""
+
+import contextlib
+import platform
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils as _cgutils
+from numba.extending import intrinsic
+
+from mpsim_kernels._jit import kernel
+
+__all__ = ["default_environment", "fma32", "fma64"]
+
+_config: Any = numba.config  # its attributes are made at run time
+cgutils: Any = _cgutils  # has no types
+
+_MACHINE = platform.machine().lower()
+_X86 = _MACHINE in ("x86_64", "amd64")
+_ARM = _MACHINE in ("aarch64", "arm64")
+_DEFAULT = 0x1F80 if _X86 else 0
+"""MXCSR with every exception masked, or FPCR: nearest even, subnormals kept."""
+
+if _config.DISABLE_JIT:
+
+    def _fma(x: Any, y: Any, z: Any) -> Any:
+        """Return ``x * y + z``, rounded once to the type of ``z``, where Python may have no fma of its own."""
+        if not np.all(np.isfinite([x, y, z])):
+            with np.errstate(invalid="ignore"):
+                return type(z)(np.float64(x) * np.float64(y) + np.float64(z))
+        exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+        if exact == 0:
+            with np.errstate(under="ignore"):
+                product = x * y if x == 0 or y == 0 else -z
+                return type(z)(product + z)
+        info = np.finfo(type(z))
+        p = info.nmant + 1
+        e = abs(exact.numerator).bit_length() - exact.denominator.bit_length()
+        e -= abs(exact) < Fraction(2) ** e
+        quantum = Fraction(2) ** (max(e, int(info.minexp)) - p + 1)
+        rounded = round(exact / quantum) * quantum
+        if abs(rounded) >= Fraction(2) ** int(info.maxexp):
+            return type(z)(np.inf if exact > 0 else -np.inf)
+        with np.errstate(under="ignore"):
+            result = type(z)(float(rounded))
+            return np.copysign(result, type(z)(-1 if exact < 0 else 1))
+
+    def fma32(x: Any, y: Any, z: Any) -> Any:
+        """Return ``x * y + z`` of float32, rounded once."""
+        return _fma(x, y, z)
+
+    def fma64(x: Any, y: Any, z: Any) -> Any:
+        """Return ``x * y + z`` of float64, rounded once."""
+        return _fma(x, y, z)
+
+else:
+
+    def _fma_intrinsic(name: str, numba_type: Any) -> Any:
+        @intrinsic
+        def fma(_context: Any, _x: Any, _y: Any, _z: Any) -> Any:
+            def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+                llvm = context.get_value_type(numba_type)
+                function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(llvm, [llvm] * 3), name)
+                return builder.call(function, args)
+
+            return numba_type(numba_type, numba_type, numba_type), codegen
+
+        return fma
+
+    fma32 = _fma_intrinsic("llvm.fma.f32", types.float32)
+    fma64 = _fma_intrinsic("llvm.fma.f64", types.float64)
+
+
+def _stored_word(instruction: str, load: bool) -> Any:
+    """Return an intrinsic that moves MXCSR to memory, or there from its argument, and returns the word in memory."""
+
+    @intrinsic
+    def access(_context: Any, _word: Any) -> Any:
+        def codegen(_ctx: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            word = ir.IntType(32)
+            pointer = cgutils.alloca_once(builder, word)
+            if load:
+                builder.store(args[0], pointer)
+            function_type = ir.FunctionType(ir.VoidType(), [ir.PointerType()])
+            builder.call(cgutils.get_or_insert_function(builder.module, function_type, instruction), [pointer])
+            return builder.load(pointer)
+
+        return types.uint32(types.uint32), codegen
+
+    return access
+
+
+def _assembled(instruction: str, constraint: str, load: bool) -> Any:
+    """Return an intrinsic that moves FPCR to a register or from its argument, and returns the word."""
+
+    @intrinsic
+    def access(_context: Any, _word: Any) -> Any:
+        def codegen(_ctx: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            word, wide = ir.IntType(32), ir.IntType(64)
+            if load:
+                value = builder.zext(args[0], wide)
+                builder.asm(ir.FunctionType(ir.VoidType(), [wide]), instruction, constraint, [value], True)
+                return args[0]
+            value = builder.asm(ir.FunctionType(wide, []), instruction, constraint, [], True)
+            return builder.trunc(value, word)
+
+        return types.uint32(types.uint32), codegen
+
+    return access
+
+
+if not _config.DISABLE_JIT and (_X86 or _ARM):
+    if _X86:
+        _read_word = _stored_word("llvm.x86.sse.stmxcsr", load=False)
+        _write_word = _stored_word("llvm.x86.sse.ldmxcsr", load=True)
+    else:
+        _read_word = _assembled("mrs $0, fpcr", "=r", load=False)
+        _write_word = _assembled("msr fpcr, $0", "r", load=True)
+
+    @kernel
+    def _read(word: Any) -> Any:
+        return _read_word(word)
+
+    @kernel
+    def _write(word: Any) -> Any:
+        return _write_word(word)
+
+    @contextlib.contextmanager
+    def default_environment() -> Iterator[None]:
+        """Compute with rounding to nearest even, and with subnormal numbers, in the calling thread inside ``with``.
+
+        The register is set by a compiled call of its own, so that no compiler moves arithmetic across it: the
+        arithmetic belongs in another kernel, called inside.
+        """
+        before = _read(np.uint32(0))
+        _write(np.uint32(_DEFAULT))
+        try:
+            yield
+        finally:
+            _write(np.uint32(before))
+
+else:
+
+    @contextlib.contextmanager
+    def default_environment() -> Iterator[None]:
+        """Leave the environment as it is: plain Python, or a processor whose control register is not known here."""
+        yield
