@@ -1,4 +1,4 @@
-"""One rounding, planned once: which loop, which record, what comes out; and run over an array."""
+"""Rounding of arrays: planned once - which loop, which record, what comes out - and run over the elements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from mpsim._arrays import WORDS
+from mpsim._arrays import WORDS, apart, as_source, output_array, refuse_wide_integers
 from mpsim._decoding import decode_words
 from mpsim._grids import float_word, grid_for, shape_for
 from mpsim.counters import Counters
@@ -17,12 +17,26 @@ from mpsim.formats import FP32, FloatFormat, FormatLike, get_format
 from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws, DrawsLike, as_draws, in_blocks
 from mpsim_kernels._threads import AT_LEAST, in_ranges
-from mpsim_kernels.rounding import ANY_MODE, EACH, EVENTS, FEW, GENERAL, MODES, NONE, make_rounder
+from mpsim_kernels.rounding import (
+    ANY_BUT_DRAWN,
+    ANY_MODE,
+    EACH,
+    EVENTS,
+    FEW,
+    GENERAL,
+    MODES,
+    NARROW,
+    NONE,
+    make_rounder,
+)
 
-__all__ = ["Plan", "plan_for", "run"]
+__all__ = ["rounded"]
+
+_TALLIED = 1 << 17
+"""Elements that are counted again, one by one, where one of them is too large."""
 
 
-class Plan(NamedTuple):
+class _Plan(NamedTuple):
     """Everything about a rounding but the numbers."""
 
     fmt: FloatFormat
@@ -38,9 +52,9 @@ class Plan(NamedTuple):
     largest: int
 
 
-def plan_for(
+def rounded(
+    x: ArrayLike,
     fmt: FormatLike,
-    itemsize: int,
     codes: bool,
     rounding: Rounding | str,
     overflow: Overflow | str,
@@ -48,17 +62,32 @@ def plan_for(
     subnormal_inputs_as_zero: bool,
     nan: NaN | str | int,
     rng: DrawsLike,
-    counted: bool,
-) -> Plan:
-    """Return the plan for rounding floats of ``itemsize`` bytes to codes or to values."""
+    counters: Counters | None,
+    out: NDArray[Any] | None,
+) -> NDArray[Any]:
+    """Return the codes of numbers in a format, or the values of those codes; for the rest see `encode`."""
+    source = as_source(x)
     key = fmt if isinstance(fmt, FloatFormat | str) else get_format(fmt)
     draws = None
     if rounding == Rounding.STOCHASTIC:
         draws = as_draws(rng)
     elif rng is not None:
         raise ValueError(f"rng is given, but rounding is {rounding!r}; only 'stochastic' draws random numbers")
-    daz = bool(subnormal_inputs_as_zero)
-    return _plan(key, itemsize, codes, rounding, overflow, bool(flush_subnormals), daz, nan, draws, counted)
+    options = rounding, overflow, bool(flush_subnormals), bool(subnormal_inputs_as_zero), nan, draws
+    plan = _plan(key, source.itemsize, codes, *options, counters is not None)
+    if plan.fmt.p > 51:
+        refuse_wide_integers(x, plan.fmt)
+    if out is not None:
+        source = apart(source, out)
+    if not codes and plan.fmt.fits_float32 and plan.width > 8 * source.itemsize:
+        # Numbers subnormal in float32 may be normal here: go through float64 words and the code.
+        plan = _plan(key, source.itemsize, True, *options, counters is not None)
+        found = np.empty(source.shape, plan.dtype)
+        _run(plan, source, found, counters)
+        return decode_words(found, plan.fmt, output_array(out, source.shape, source.dtype), keep_payload=False)
+    result = output_array(out, source.shape, plan.dtype)
+    _run(plan, source, result, counters)
+    return result
 
 
 @functools.lru_cache(maxsize=1024)
@@ -73,7 +102,7 @@ def _plan(
     nan: NaN | str | int,
     draws: Draws | None,
     counted: bool,
-) -> Plan:
+) -> _Plan:
     f = get_format(fmt)
     mode = Rounding.of(rounding, "rounding")
     policy = Overflow.of(overflow, "overflow")
@@ -86,20 +115,22 @@ def _plan(
     grid = grid_for(f, width, codes, mode, policy, flush_subnormals, zero_below, draws, nan_choice)
     dtype = f.code_dtype if codes else np.dtype(f"f{width // 8}")
     shape = shape_for(f, width, flush_subnormals or subnormal_inputs_as_zero or nan_choice is not NaN.CANONICAL)
+    if shape == NARROW and f.m >= (23 if width == 32 else 52):
+        shape = GENERAL  # NARROW drops a bit at least
     # A loop of its own for what is common; each takes a second to compile.
     common = mode is Rounding.NEAREST_EVEN or (width == 32 and not counted and shape != GENERAL)
     events = EACH if counted else NONE
     if common:
         rounder = make_rounder(width, MODES.index(mode), codes, events, shape)
     else:
-        rounder = make_rounder(width, ANY_MODE, codes, events, GENERAL)
+        rounder = make_rounder(width, ANY_MODE if draws else ANY_BUT_DRAWN, codes, events, GENERAL)
     tally = (
         make_rounder(width, MODES.index(mode), codes, FEW, shape) if common and counted and shape != GENERAL else None
     )
-    return Plan(f, dtype, width, grid, rounder, draws, tally, float_word(f, f.max_code, width))
+    return _Plan(f, dtype, width, grid, rounder, draws, tally, float_word(f, f.max_code, width))
 
 
-def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters | None) -> None:
+def _run(plan: _Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters | None) -> None:
     """Round ``source`` into ``out``, and count."""
     words: NDArray[Any] = source.reshape(-1).view(WORDS[source.itemsize])
     if source.itemsize * 8 < plan.width:
@@ -116,7 +147,8 @@ def run(plan: Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters 
         mine = np.zeros(len(EVENTS), np.int64)
         counts.append(mine)
         if counters is not None and tally is not None:
-            for first, last in in_blocks(start, stop):
+            for first in range(start, stop, _TALLIED):
+                last = min(first + _TALLIED, stop)
                 piece = np.zeros(len(EVENTS) + 1, np.int64)
                 tally(words[first:last], target[first:last], grid, words[:0], piece)
                 if piece[-1] > plan.largest:

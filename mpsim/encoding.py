@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim._arrays import apart, as_source, output_array, refuse_wide_integers
+from mpsim._arrays import apart, output_array
 from mpsim._decoding import code_layout, decode_words
-from mpsim._plans import plan_for, run
+from mpsim._plans import rounded
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike, Specials, get_format
 from mpsim.modes import NaN, Overflow, Rounding
@@ -81,25 +81,9 @@ def encode(
     >>> encode([1.0, 65504.0, 65519.99, 65520.0], "fp16")
     array([15360, 31743, 31743, 31744], dtype=uint16)
     """
-    source = as_source(x)
-    plan = plan_for(
-        fmt,
-        source.itemsize,
-        True,
-        rounding,
-        overflow,
-        flush_subnormals,
-        subnormal_inputs_as_zero,
-        nan,
-        rng,
-        counters is not None,
+    return rounded(
+        x, fmt, True, rounding, overflow, flush_subnormals, subnormal_inputs_as_zero, nan, rng, counters, out
     )
-    if plan.fmt.p > 51:
-        refuse_wide_integers(x, plan.fmt)
-    source = apart(source, out) if out is not None else source
-    result = output_array(out, source.shape, plan.dtype)
-    run(plan, source, result, counters)
-    return result
 
 
 def decode(

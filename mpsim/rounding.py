@@ -6,10 +6,8 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim._arrays import apart, as_source, output_array, refuse_wide_integers
-from mpsim._plans import plan_for, run
+from mpsim._plans import rounded
 from mpsim.counters import Counters
-from mpsim.encoding import decode, encode
 from mpsim.formats import FormatLike
 from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws, DrawsLike
@@ -65,36 +63,6 @@ def round_to(
     >>> round_to([1 + 2**-11, 65519.0, 65520.0, 1e-8], "fp16")
     array([1.0000e+00, 6.5504e+04,        inf, 0.0000e+00])
     """
-    source = as_source(x)
-    plan = plan_for(
-        fmt,
-        source.itemsize,
-        False,
-        rounding,
-        overflow,
-        flush_subnormals,
-        subnormal_inputs_as_zero,
-        nan,
-        rng,
-        counters is not None,
+    return rounded(
+        x, fmt, False, rounding, overflow, flush_subnormals, subnormal_inputs_as_zero, nan, rng, counters, out
     )
-    if plan.fmt.p > 51:
-        refuse_wide_integers(x, plan.fmt)
-    source = apart(source, out) if out is not None else source
-    if plan.fmt.fits_float32 and plan.width > 8 * source.itemsize:
-        # Numbers subnormal in float32 may be normal here: go through float64 words and the code.
-        codes = encode(
-            source,
-            plan.fmt,
-            rounding,
-            overflow,
-            flush_subnormals=flush_subnormals,
-            subnormal_inputs_as_zero=subnormal_inputs_as_zero,
-            nan=nan,
-            rng=rng,
-            counters=counters,
-        )
-        return decode(codes, plan.fmt, out=output_array(out, source.shape, source.dtype))
-    result = output_array(out, source.shape, plan.dtype)
-    run(plan, source, result, counters)
-    return result

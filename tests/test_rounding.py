@@ -57,6 +57,30 @@ def test_values_are_those_of_the_twin(fmt: FloatFormat, source: Any):
         assert_same_bits(got, twin.decode_array(fmt, codes.tolist(), got.dtype), x)
 
 
+BORDERS = [
+    FloatFormat(name="drops one bit", p=23, w=5, bias=15),
+    FloatFormat(name="drops none", p=24, w=5, bias=15),
+    FloatFormat(name="bias of float32", p=4, w=7, bias=127),
+    FloatFormat(name="bias of float32, drops none", p=24, w=7, bias=127),
+    FloatFormat(name="bias of float64, drops one bit", p=52, w=10, bias=1023),
+]
+"""Formats between which the shapes of the loops change."""
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("fmt", BORDERS, ids=str)
+def test_codes_and_counts_at_the_borders_of_the_loops_are_those_of_the_twin(fmt: FloatFormat, source: Any):
+    x = np.concatenate([random_floats(source, 40), floats_about(fmt, source, 60)])
+    for rounding, overflow in itertools.product(twin.MODES, POLICIES):
+        counters = Counters()
+        got = encode(x, fmt, rounding, overflow, counters=counters)
+        assert_same_bits(got, twin.encode_array(fmt, x.tolist(), rounding, overflow), x)
+        assert_same_bits(encode(x, fmt, rounding, overflow), got, x)
+        assert dataclasses.asdict(counters) == twin.count(fmt, x.tolist(), rounding, overflow)
+        values = round_to(x, fmt, rounding, overflow)
+        assert_same_bits(values, decode(got, fmt).astype(values.dtype), x)
+
+
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("fmt", [FP32, FP64], ids=str)
 def test_rounding_to_the_format_of_the_source_changes_nothing_but_nans(fmt: FloatFormat, source: Any):

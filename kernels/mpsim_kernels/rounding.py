@@ -19,6 +19,7 @@ from mpsim_kernels.bits import shl, shr
 
 __all__ = [
     "ALIGNED",
+    "ANY_BUT_DRAWN",
     "ANY_MODE",
     "EACH",
     "EVENTS",
@@ -46,7 +47,8 @@ EVENTS = (
 )
 """What a counting loop adds up, in the order of its ``counts``."""
 
-ANY_MODE = -1
+ANY_MODE, ANY_BUT_DRAWN = -1, -2
+"""The mode of the grid, looked up as the loop runs; the second is faster, and not for the stochastic mode."""
 
 NONE, EACH, FEW = range(3)
 """What a loop counts."""
@@ -57,8 +59,10 @@ ALIGNED, NARROW, GENERAL = range(3)
 ALIGNED
     The exponents of the source, subnormals included: the same bits are dropped from every word.
 NARROW
-    Half the smallest quantum is a normal number of the source, so that the source's own subnormals are all alike.
-    Both these shapes have signed zeros and NaNs and keep subnormals.
+    Half the smallest quantum is a normal number of the source, so that the source's own subnormals are all alike; and
+    one bit is dropped, or more.
+    Both these shapes have signed zeros and NaNs and keep subnormals, and the code of an overflow is that of the
+    largest number or the next one.
 GENERAL
     Anything: no sign, no negative zero, no subnormals or flushed ones, one NaN or none.
 """
@@ -114,7 +118,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
     width
         32 or 64: bits of a source word.
     mode
-        Index into `MODES`, or `ANY_MODE`: the grid's, looked up as the loop runs.
+        Index into `MODES`, `ANY_MODE` or `ANY_BUT_DRAWN`; the last two are for the shape GENERAL.
     codes
         Write codes of the format, rather than floats of the source's width.
     counted
@@ -135,13 +139,17 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
     U: Any = np.uint32 if width == 32 else np.uint64
     S: Any = np.int32 if width == 32 else np.int64
     F = 23 if width == 32 else 52
-    F_WORD, F_SIGNED, DEEPEST = U(F), S(F), S(F + 2)
+    F_WORD, F_SIGNED, DEEPEST, ALL_DROPPED = U(F), S(F), S(F + 2), U(F + 1)
     HIDDEN, FRACTION = U(1 << F), U((1 << F) - 1)
     INF = U((2 ** (width - 1 - F) - 1) << F)
-    MAGNITUDE, TOP = U((1 << (width - 1)) - 1), U(width - 1)
+    MAGNITUDE, SIGN, TOP = U((1 << (width - 1)) - 1), U(1 << (width - 1)), U(width - 1)
+    ALL = U(2**width - 1)
     BIAS = S(127 if width == 32 else 1023)
     ZERO, ONE, ZERO_SIGNED, ONE_SIGNED = U(0), U(1), S(0), S(1)
-    WIDTH, LAST = S(width), S(width - 1)
+    WIDTH, WIDTH_WORD, LAST = S(width), U(width), S(width - 1)
+    DRAWN, DIRECTED = mode == 6, mode in (3, 4)
+    # Half the smallest quantum goes to zero itself, to nearest even; to nearest away, what is less.
+    LESS = ONE if mode == 1 else ZERO
 
     @kernel
     def rounder(x: Any, out: Any, grid: Any, random: Any, counts: Any) -> None:
@@ -158,11 +166,29 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
         gap_end, gap_plus, gap_minus = U(g["gap_end"]), U(g["gap_plus"]), U(g["gap_minus"])
         daz_below, flush_result = U(g["daz_below"]), U(g["flush_result"])
         tail_mask, tail_half, tail_shift = U(g["tail_mask"]), U(g["tail_half"]), U(g["tail_shift"])
-        which = g["mode"] if mode == ANY_MODE else mode
+        which = g["mode"] if mode < 0 else mode
         keep = S(F_SIGNED - m)
         rebias = S(S(BIAS - bias) + ONE_SIGNED)
         m_unsigned, keep_unsigned = U(m), U(keep)
-        over_minus_bare = U(over_minus & U(~sign))
+        sign_down = U(TOP - sign_shift)
+        if shape == ALIGNED:
+            dropped = U(shl(ONE, keep_unsigned) - ONE)  # which bits are
+            below_half, last = shr(dropped, ONE), ONE if keep_unsigned != ZERO else ZERO
+        elif shape == NARROW:
+            normal, deep = shl(U(rebias), F_WORD), U(keep + rebias)  # normal: word of the smallest normal number
+            least = U(shl(U(deep - ALL_DROPPED), F_WORD) - LESS)  # word of half the smallest quantum, or just less
+        else:
+            # The modes without branches: 1 where a sign goes up at all, and where odd numbers do not; and from which
+            # rest on: any, a tie, a tie above an odd number, else more than a tie.
+            moves_plus = ONE if which != 2 and which != 4 else ZERO
+            moves_minus = ONE if which != 2 and which != 3 else ZERO
+            odd_stays = ONE if which == 5 else ZERO
+            any_rest = ALL if which >= 3 else ZERO
+            any_tie, odd_tie = ONE if which == 1 else ZERO, ONE if which == 0 else ZERO
+        # A 1 that the compiler does not know is one instruction where it is added to some lanes alone, not two.
+        one = ONE if shape == GENERAL else shr(sign, sign_shift)
+        # Two 64-bit words cut to 32 bits would be chosen from before they are cut.
+        over_plus_bare, over_minus_bare = U(min(over_plus, MAGNITUDE)), U(over_minus & U(~sign))
         zeros = underflows = subnormals = overflows = ZERO
         saturations = inexacts = nans = nans_made = largest = ZERO
 
@@ -178,17 +204,22 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
                 sig = a  # with its exponent: the significand's carry steps it, and the dropped bits are the same
                 k = keep_unsigned
                 base = ZERO
+            elif shape == NARROW:
+                # What is less than half the smallest quantum rounds as that does, unless it is drawn.
+                b = a if DRAWN else U(max(a, least))
+                e = U(min(U(b & INF), normal))
+                # Above it stay the binades beyond the smallest normal one, so that carries step the exponent.
+                sig = U(U(b - e) + HIDDEN)
+                depth = U(deep - shr(e, F_WORD))
+                k = U(min(depth, ALL_DROPPED)) if DRAWN else depth
+                base = ZERO
+                if mode != 0 and mode != 1 and mode != 2:
+                    sig = sig if a != ZERO else ZERO
             else:
                 field = S(shr(a, F_WORD))
-                if shape == NARROW:
-                    # A subnormal source counts as twice its size or less: still below half the smallest quantum.
-                    sig = U(U(a & FRACTION) | HIDDEN)
-                    if mode != 0 and mode != 1 and mode != 2:
-                        sig = sig if a != ZERO else ZERO
-                else:
-                    normal = a >= HIDDEN
-                    sig = U(U(a & FRACTION) | (HIDDEN if normal else ZERO))
-                    field = field if normal else ONE_SIGNED
+                is_normal = a >= HIDDEN
+                sig = U(U(a & FRACTION) | (HIDDEN if is_normal else ZERO))
+                field = field if is_normal else ONE_SIGNED
                 above = S(field - rebias)  # binades above the smallest normal one
                 drop = max(S(keep - above), keep)
                 k = U(min(drop, DEEPEST))  # from there on the number is below half the smallest quantum
@@ -197,29 +228,40 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
 
             # 2. Drop them.
             floor = shr(sig, k)
-            rest = U(sig - shl(floor, k))
-            if which == 0:
+            if shape == ALIGNED:
+                rest = U(sig & dropped)
+            elif shape == NARROW and not DRAWN:
+                rest = shl(sig, U(WIDTH_WORD - k))  # at the top of the word
+            else:
+                rest = U(sig - shl(floor, k))
+            if shape == GENERAL and (mode == ANY_BUT_DRAWN or which != 6):
                 # The parity of the code decides, which is the exponent's where there is no fraction (p = 1).
-                parity = U(U(U(floor + base) + offset) & ONE) if shape == GENERAL else U(floor & ONE)
-                q = U(floor + U(U(U(rest + rest) + parity) > shl(ONE, k)))
+                odd = U(U(U(floor + base) + offset) & ONE)
+                moves = U((moves_minus if negative else moves_plus) & U(ONE ^ U(odd & odd_stays)))
+                more = U(U(U(shl(ONE, k) - ONE) & any_rest) + U(U(odd & odd_tie) + any_tie))
+                q = U(floor + U(moves & U(U(U(rest + rest) + more) > shl(ONE, k))))
+            elif which == 0:
+                if shape == ALIGNED:
+                    q = shr(U(U(sig + below_half) + U(floor & last)), k)
+                else:
+                    q = U(floor + one) if U(rest | U(floor & ONE)) > SIGN else floor
             elif which == 1:
-                q = U(floor + U(U(rest + rest) >= shl(ONE, k)))
+                if shape == ALIGNED:
+                    q = shr(U(U(sig + below_half) + last), k)
+                else:
+                    q = U(floor + one) if rest >= SIGN else floor
             elif which == 2:
                 q = floor
             elif which == 3:
-                q = U(floor + U(rest != ZERO and not negative))
+                q = U(floor + one) if rest != ZERO and not negative else floor
             elif which == 4:
-                q = U(floor + U(rest != ZERO and negative))
+                q = U(floor + one) if rest != ZERO and negative else floor
             elif which == 5:
-                if shape == GENERAL:
-                    t = U(U(floor + base) + offset)
-                    q = U(U(U(t | U(rest != ZERO)) - base) - offset)
-                else:
-                    q = U(floor | U(rest != ZERO))
+                q = U(floor | U(rest != ZERO))
             else:
                 # What is dropped, as a binary fraction of the word's width, against a random one.
-                depth = keep if shape == ALIGNED else drop
-                beyond = S(depth - WIDTH)
+                deepest = keep if shape == ALIGNED else (S(depth) if shape == NARROW else drop)
+                beyond = S(deepest - WIDTH)
                 up, down = U(min(max(S(-beyond), ZERO_SIGNED), LAST)), U(min(max(beyond, ZERO_SIGNED), LAST))
                 tail = shr(shl(rest, up), down)
                 # Cut to the bits that count, or rounded to them; then up if a sum with the random word would carry.
@@ -236,6 +278,9 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
                     r = U(max(r, offset) - offset)
             elif shape == ALIGNED:
                 r = shl(q, k)
+            elif shape == NARROW:
+                e = U(max(e, least)) if DRAWN else e
+                r = U(shl(q, k) + (U(e - HIDDEN) if q != ZERO else ZERO))
             else:
                 # Beyond F dropped bits q is 0 or 1: nothing, or the smallest number.
                 in_place = U(shl(U(max(field, ONE_SIGNED) - ONE_SIGNED), F_WORD) + shl(q, U(min(k, F_WORD))))
@@ -267,22 +312,23 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
                     payload = U(shr(a, payload_shift) & payload_mask)
                     result = U((nan_minus if negative else nan_plus) | payload)
             else:
-                bare = r
-                if mode == 3 or mode == 4:
-                    bare = (over_minus_bare if negative else over_plus) if overflow else r
+                if DIRECTED:
+                    bare = (over_minus_bare if negative else over_plus_bare) if overflow else r
+                elif codes:  # the largest one, or what comes after it
+                    bare = U(min(r, over_plus))
                 else:
                     bare = over_plus if overflow else r
                 if mode != 0 and mode != 1:  # to nearest, infinity and overflow give the same
                     bare = inf_plus if infinite else bare
                 bare = nan_plus if is_nan else bare
-                result = U(bare | shl(shr(word, TOP), sign_shift))
+                result = U(bare | (U(shr(word, sign_down) & sign) if codes else U(word & SIGN)))
             out[i] = result
 
             if counted == FEW:
-                zeros = U(zeros + U(a == ZERO))
-                underflows = U(underflows + U(r == ZERO))
-                subnormals = U(subnormals + U(r < min_normal))
-                inexacts = U(inexacts + U(rest != ZERO and (shape == ALIGNED or a != ZERO)))
+                zeros = U(zeros + one) if a == ZERO else zeros
+                underflows = U(underflows + one) if r == ZERO else underflows
+                subnormals = U(subnormals + one) if r < min_normal else subnormals
+                inexacts = U(inexacts + one) if rest != ZERO else inexacts
                 largest = max(largest, a)
             elif counted == EACH:
                 nonzero = a != ZERO and a < INF
@@ -302,7 +348,9 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
             counts[0] += np.int64(zeros)
             counts[1] += np.int64(underflows) - np.int64(zeros)
             counts[2] += np.int64(subnormals) - np.int64(underflows)
-            counts[5] += np.int64(inexacts)
+            # NARROW takes zero for half the smallest quantum, in these modes.
+            zeros_lost = zeros if shape == NARROW and (mode == 0 or mode == 1 or mode == 2) else ZERO
+            counts[5] += np.int64(inexacts) - np.int64(zeros_lost)
             counts[8] = max(counts[8], np.int64(largest))
         elif counted == EACH:
             counts[0] += np.int64(zeros)
