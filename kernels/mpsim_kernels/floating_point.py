@@ -16,11 +16,12 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils as _cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from mpsim_kernels._jit import kernel
 
-__all__ = ["default_environment", "fma32", "fma64"]
+__all__ = ["FLUSHES_AFTER_ROUNDING", "default_environment", "fma", "fma32", "fma64"]
 
 _config: Any = numba.config  # its attributes are made at run time
 cgutils: Any = _cgutils  # has no types
@@ -30,19 +31,27 @@ _X86 = _MACHINE in ("x86_64", "amd64")
 _ARM = _MACHINE in ("aarch64", "arm64")
 _DEFAULT = 0x1F80 if _X86 else 0
 """MXCSR with every exception masked, or FPCR: nearest even, subnormals kept."""
+_FLUSH_TO_ZERO = 0x8000  # in MXCSR
+
+FLUSHES_AFTER_ROUNDING = _X86 and not _config.DISABLE_JIT
+"""Whether the processor can replace results by zeros of their sign that are tiny after rounding to full precision with
+unbounded exponent. x86 judges after rounding (Intel's manual, volume 1, 4.9.1.5), Arm before."""
 
 if _config.DISABLE_JIT:
 
-    def _fma(x: Any, y: Any, z: Any) -> Any:
-        """Return ``x * y + z``, rounded once to the type of ``z``, where Python may have no fma of its own."""
-        if not np.all(np.isfinite([x, y, z])):
-            with np.errstate(invalid="ignore"):
-                return type(z)(np.float64(x) * np.float64(y) + np.float64(z))
+    def fma(x: Any, y: Any, z: Any) -> Any:
+        """Return ``x * y + z`` of three float32 or three float64, rounded once."""
+        # Python has no fma of its own before 3.13.
+        if not (np.isfinite(x) and np.isfinite(y)):
+            with np.errstate(invalid="ignore", over="ignore"):
+                return x * y + z
+        if not np.isfinite(z):
+            return z
         exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
         if exact == 0:
             with np.errstate(under="ignore"):
                 product = x * y if x == 0 or y == 0 else -z
-                return type(z)(product + z)
+                return product + z
         info = np.finfo(type(z))
         p = info.nmant + 1
         e = abs(exact.numerator).bit_length() - exact.denominator.bit_length()
@@ -55,30 +64,24 @@ if _config.DISABLE_JIT:
             result = type(z)(float(rounded))
             return np.copysign(result, type(z)(-1 if exact < 0 else 1))
 
-    def fma32(x: Any, y: Any, z: Any) -> Any:
-        """Return ``x * y + z`` of float32, rounded once."""
-        return _fma(x, y, z)
-
-    def fma64(x: Any, y: Any, z: Any) -> Any:
-        """Return ``x * y + z`` of float64, rounded once."""
-        return _fma(x, y, z)
-
 else:
 
-    def _fma_intrinsic(name: str, numba_type: Any) -> Any:
-        @intrinsic
-        def fma(_context: Any, _x: Any, _y: Any, _z: Any) -> Any:
-            def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-                llvm = context.get_value_type(numba_type)
-                function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(llvm, [llvm] * 3), name)
-                return builder.call(function, args)
+    @intrinsic
+    def fma(_context: Any, x: Any, y: Any, z: Any) -> Any:
+        """Return ``x * y + z`` of three float32 or three float64, rounded once."""
+        if not (x == y == z and x in (types.float32, types.float64)):
+            raise TypingError(f"fma of {x}, {y} and {z}: all must be float32, or all float64")
 
-            return numba_type(numba_type, numba_type, numba_type), codegen
+        def codegen(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            llvm = context.get_value_type(x)
+            function_type = ir.FunctionType(llvm, [llvm] * 3)
+            function = cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.f{x.bitwidth}")
+            return builder.call(function, args)
 
-        return fma
+        return x(x, x, x), codegen
 
-    fma32 = _fma_intrinsic("llvm.fma.f32", types.float32)
-    fma64 = _fma_intrinsic("llvm.fma.f64", types.float64)
+
+fma32 = fma64 = fma
 
 
 def _stored_word(instruction: str, load: bool) -> Any:
@@ -136,14 +139,15 @@ if not _config.DISABLE_JIT and (_X86 or _ARM):
         return _write_word(word)
 
     @contextlib.contextmanager
-    def default_environment() -> Iterator[None]:
+    def default_environment(flush: bool = False) -> Iterator[None]:
         """Compute with rounding to nearest even, and with subnormal numbers, in the calling thread inside ``with``.
 
+        With ``flush``, for which `FLUSHES_AFTER_ROUNDING` must hold, tiny results are zeros; operands are kept.
         The register is set by a compiled call of its own, so that no compiler moves arithmetic across it: the
         arithmetic belongs in another kernel, called inside.
         """
         before = _read(np.uint32(0))
-        _write(np.uint32(_DEFAULT))
+        _write(np.uint32(_DEFAULT | (_FLUSH_TO_ZERO if flush else 0)))
         try:
             yield
         finally:
@@ -152,6 +156,11 @@ if not _config.DISABLE_JIT and (_X86 or _ARM):
 else:
 
     @contextlib.contextmanager
-    def default_environment() -> Iterator[None]:
-        """Leave the environment as it is: plain Python, or a processor whose control register is not known here."""
-        yield
+    def default_environment(flush: bool = False) -> Iterator[None]:
+        """Leave the environment as it is: plain Python, or a processor whose control register is not known here.
+
+        NumPy does not warn of exceptions inside: compiled code does not either.
+        """
+        assert not flush
+        with np.errstate(all="ignore"):
+            yield

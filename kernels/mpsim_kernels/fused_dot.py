@@ -13,6 +13,7 @@ from mpsim_kernels._jit import kernel
 from mpsim_kernels._threads import in_ranges
 
 __all__ = [
+    "DROPPED",
     "INF_EXPONENT",
     "NAN_EXPONENT",
     "NAN_WORD",
@@ -29,10 +30,11 @@ INF_EXPONENT = 10_000
 """Exponent that `split_floats` gives an infinity; its significand is the sign, 1 or -1."""
 NAN_EXPONENT = 30_000
 """Exponent that `split_floats` gives a NaN."""
+DROPPED = -(1 << 20)
+"""``zero_exponent`` of the units in which a zero takes no part: below every floor."""
 NAN_WORD = 0x7FFFFFFF
 """The one NaN of NVIDIA's units, as the word of a float32."""
 
-_NOTHING = -(1 << 20)  # below every exponent
 _WORK = 1 << 16  # products worth a thread
 
 Words: TypeAlias = NDArray[np.int32]
@@ -42,7 +44,7 @@ class FusedDot(NamedTuple):
     """The numbers of a fused dot product: one block is ``c`` and ``block_length`` products, summed exactly.
 
     Every term is first cut, toward zero, to a multiple of ``2**(emax - fraction_bits)``, where ``emax`` is the
-    largest exponent of a nonzero term, at least ``floor``.
+    largest exponent of a term, at least ``floor``.
     """
 
     block_length: int
@@ -56,6 +58,8 @@ class FusedDot(NamedTuple):
     """Exponent from which on a result is infinite, less one."""
     nearest: bool
     """Whether the result is rounded to nearest even; if not, toward zero."""
+    zero_exponent: int = DROPPED
+    """Exponent of a zero, be it an operand of a product or the accumulator."""
 
 
 class Operand(NamedTuple):
@@ -159,7 +163,7 @@ def _dot(a: Any, ea: Any, b: Any, eb: Any, word: Any, infinite: Any, unit: Any) 
     for start in range(0, max(k, 1), length):
         stop = min(start + length, k)
         c, ec = split_word(word, np.int64(unit.emin))
-        largest = ec if c != 0 else np.int64(_NOTHING)
+        largest = ec if c != 0 else np.int64(unit.zero_exponent)
         plus = ec == INF_EXPONENT and c > 0
         minus = ec == INF_EXPONENT and c < 0
         nan = ec == NAN_EXPONENT
@@ -170,8 +174,10 @@ def _dot(a: Any, ea: Any, b: Any, eb: Any, word: Any, infinite: Any, unit: Any) 
                 nan |= max(ea[i], eb[i]) == NAN_EXPONENT or sig == 0
                 plus |= sig > 0
                 minus |= sig < 0
-            if sig != 0:
-                largest = max(largest, e)
+            if sig == 0:
+                e = np.int64(ea[i]) if a[i] != 0 else np.int64(unit.zero_exponent)
+                e += np.int64(eb[i]) if b[i] != 0 else np.int64(unit.zero_exponent)
+            largest = max(largest, e)
         if nan or (plus and minus):
             return np.int64(NAN_WORD)
         if plus or minus:

@@ -6,13 +6,30 @@ import numpy as np
 
 from mpsim_kernels._jit import kernel
 
-__all__ = ["INF", "MAGNITUDE", "SIGN", "TILE", "higher", "power_of_two", "sign_and_magnitude", "sum_32"]
+__all__ = [
+    "INF",
+    "MAGNITUDE",
+    "SIGN",
+    "TILE",
+    "WIDE_WIDTH",
+    "WIDTH",
+    "higher",
+    "power_of_two",
+    "sign_and_magnitude",
+    "sum_32",
+]
 
 MAGNITUDE, SIGN, INF = np.int32(0x7FFFFFFF), np.int32(-(1 << 31)), np.int32(0x7F800000)
 """Parts of a float32 word, and the word of infinity."""
 
 TILE = 64
 """Rows of accumulators that stay in the second-level cache while the blocks of a panel pass."""
+
+WIDTH = 256
+"""Columns of a panel of float32: 16 of its rows and a row of accumulators fit the first-level cache."""
+
+WIDE_WIDTH = 128
+"""Columns of a panel of float64."""
 
 # Casts such as np.int32(a + b) are not decoration: Numba would widen the sum to 64 bits and so halve the lanes.
 

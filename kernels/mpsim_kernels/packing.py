@@ -1,19 +1,31 @@
 """Matrices rearranged for the kernels of whole rows: panels of columns, and the exponents of the numbers."""
 
+import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim_kernels._jit import kernel
-from mpsim_kernels.fused_dot import split_word
-from mpsim_kernels.lanes import MAGNITUDE
+from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN
 
-__all__ = ["ZERO_EXPONENT", "pack", "pack_wide", "survey"]
+__all__ = ["ZERO_EXPONENT", "from_float64", "pack", "pack_wide", "room", "survey", "to_float64"]
 
 ZERO_EXPONENT = -64
 """Packed exponent of a zero: with any packed exponent, at most 63, the sum stays below every nonzero product's."""
 
+_LINE = 64  # bytes of a cache line
+
 _WIDE_ZERO_EXPONENT = -600  # with any exponent the sum stays below every nonzero product's, and two fit an int16
+
+
+def room(shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
+    """Return an uninitialised array that begins at a cache line, so that no vector of a row crosses one."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = np.empty(size + _LINE, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    found: NDArray[Any] = memory[start : start + size].view(dtype).reshape(shape)
+    return found
 
 
 @kernel
@@ -69,7 +81,7 @@ def pack(words: Any, emin: Any, base: Any, values: Any, exponents: Any) -> None:
 
 @kernel
 def pack_wide(words: Any, emin: Any, values: Any, exponents: Any) -> None:
-    """Split the columns of a matrix into panels of significands and exponents.
+    """Copy the columns of a matrix into panels of float64, beside their exponents.
 
     Parameters
     ----------
@@ -77,18 +89,56 @@ def pack_wide(words: Any, emin: Any, values: Any, exponents: Any) -> None:
         Words of float32. Infinities and NaNs are packed as zeros.
     emin : int
         Exponent of the format's subnormals.
-    values : float32 [P, R', W], exponents : int16 [P, R', W]
-        Panels of W columns, P * W >= C and R' >= R; what lies outside the matrix becomes zero.
+    values : float64 [P, R', W], exponents : int16 [P, R', W]
+        As for `pack`.
     """
     panels, rows, width = values.shape
     for p in range(panels):
         for r in range(rows):
-            for j in range(width):
-                column = p * width + j
-                values[p, r, j] = np.float32(0)
+            inside = min(max(words.shape[1] - p * width, 0), width) if r < words.shape[0] else 0
+            for j in range(inside):
+                word = np.int32(words[r, p * width + j])
+                field = np.int32(np.int32(word >> 23) & np.int32(255))
+                ordinary = np.int32(word & MAGNITUDE) != 0 and field != 255
+                values[p, r, j] = widened(word) if ordinary else np.float64(0.0)
+                e = max(np.int32(field - 127), np.int32(emin))
+                exponents[p, r, j] = np.int16(e if ordinary else np.int32(_WIDE_ZERO_EXPONENT))
+            for j in range(inside, width):
+                values[p, r, j] = np.float64(0.0)
                 exponents[p, r, j] = _WIDE_ZERO_EXPONENT
-                if r < words.shape[0] and column < words.shape[1]:
-                    sig, e = split_word(np.int64(words[r, column]) & np.int64(0xFFFFFFFF), np.int64(emin))
-                    if sig != 0 and e <= 127:
-                        values[p, r, j] = np.float32(np.float32(sig) * np.float32(2.0**-23))  # exact
-                        exponents[p, r, j] = np.int16(e)
+
+
+@kernel
+def widened(word: Any) -> Any:
+    """Return the float64 of the word of a finite float32, on integers where the processor may flush subnormals."""
+    field = np.int64((word >> 23) & 255)
+    fraction = np.int64(word & 0x7FFFFF)
+    normal = np.int64(((field + 896) << 52) | (fraction << 29)).view(np.float64)
+    size = normal if field != 0 else np.float64(fraction) * np.float64(2.0**-149)
+    return -size if word < 0 else size
+
+
+@kernel
+def to_float64(words: Any, values: Any) -> None:
+    """Write the values of finite float32 words, int32 [M, N], in ``values`` float64 [M, N'], N' >= N."""
+    for i in range(words.shape[0]):
+        for j in range(words.shape[1]):
+            values[i, j] = widened(np.int32(words[i, j]))
+
+
+@kernel
+def from_float64(values: Any, infinite: Any, words: Any) -> None:
+    """Write the float32 words of ``values`` float64 [M, N'] in ``words`` int32 [M, N], N <= N'.
+
+    The values are float32 numbers; from ``infinite`` on they stand for infinities.
+    """
+    for i in range(words.shape[0]):
+        for j in range(words.shape[1]):
+            x = np.float64(values[i, j])
+            bits = np.float64(abs(x)).view(np.int64)
+            field = np.int32(bits >> 52) - np.int32(896)
+            normal = np.int32((np.int32(field) << 23) | np.int32((bits >> 29) & 0x7FFFFF))
+            small = np.int32(min(abs(x) * np.float64(2.0**149), np.float64(2.0**23)))
+            finite = normal if field > 0 else small
+            size = INF if abs(x) >= infinite else np.int32(finite)
+            words[i, j] = np.int32(size | SIGN) if x < 0 else size

@@ -1,16 +1,18 @@
 """Fused dot products of whole rows of outputs, in float32 and int32 lanes that the compiler vectorises.
 
-This path is for inputs whose exponents lie close together, as those of FP16 and FP8 always do. Then an exponent
-fits a signed byte, a product is exact in float32 and far from its limits, and its aligned integer is the product times
-a power of two, cut by the conversion to int32. Every product of floats here is exact, or so small that the cut
-gives 0 whatever became of its last bits, so the rounding mode and the flush bits of the processor change nothing.
+This path is for inputs whose exponents lie close together, as those of FP16 and narrower formats always do. Then an
+exponent fits a signed byte, a product is exact in float32 and far from its limits, and its aligned integer is the
+product times a power of two, cut by the conversion to int32. Every product of floats here is exact, or so small that
+the cut gives 0 whatever became of its last bits, so the rounding mode and the flush bits of the processor change
+nothing.
 
-The columns of B are cut into panels of W, and a block of a panel is used for many rows of A while it is in cache. The
-steps of one row's block are kernels of their own. They share these arguments:
+The columns of B are cut into panels, whose rows lie `WIDTH` numbers apart: a constant, so that one register addresses
+all rows of a block. A block of a panel is used for many rows of A while it is in cache. The steps of one row's block
+are kernels of their own. They share these arguments:
 
-- ``a`` float32 [L], ``b`` float32 [L, W]: operands of L products for each column;
-- ``acc`` float32 [W]: accumulators, which become results;
-- ``top`` int8 [W]: largest packed exponent of the products; ``numbers.offset`` makes it a biased exponent.
+- ``a`` float32 [L] and ``b`` float32 [L * `WIDTH`]: operands of L products for each column;
+- ``acc`` float32 [W]: accumulators, which become results, of W columns, at most `WIDTH`;
+- ``top`` int8 [W]: largest packed exponent of the products; ``n.offset`` makes it a biased exponent.
 """
 
 import functools
@@ -19,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
-from mpsim_kernels.lanes import SIGN, TILE, higher, power_of_two, sign_and_magnitude, sum_32
+from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels.lanes import SIGN, TILE, WIDTH, higher, power_of_two, sign_and_magnitude, sum_32
 
 __all__ = ["OVERFLOWN", "PanelNumbers", "make_panel_rows"]
 
@@ -50,28 +52,44 @@ def _exponent(a: Any, b: Any) -> Any:
     return np.int8(a + b)  # both are at least -64 and at most 63
 
 
-@kernel
-def _raise_top_4(a: Any, b: Any, top: Any) -> None:
-    """Raise ``top`` to the exponents of 4 products; ``a`` int8 [4] and ``b`` int8 [4, W] are packed exponents."""
-    a0, a1, a2, a3 = a[0], a[1], a[2], a[3]
-    b0, b1, b2, b3 = b[0], b[1], b[2], b[3]
-    for j in range(top.size):
-        e0 = higher(_exponent(a0, b0[j]), _exponent(a1, b1[j]))
-        e1 = higher(_exponent(a2, b2[j]), _exponent(a3, b3[j]))
-        top[j] = higher(top[j], higher(e0, e1))
+@inlined_kernel
+def _four(a: Any, k: Any) -> Any:
+    """Return 4 consecutive numbers, in registers for the loops over columns."""
+    return a[k], a[k + 1], a[k + 2], a[k + 3]
 
 
-@kernel
-def _raise_top_8(a: Any, b: Any, top: Any) -> None:
-    """Raise ``top`` to the exponents of 8 products."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-    b0, b1, b2, b3, b4, b5, b6, b7 = b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]
+@inlined_kernel
+def _highest_of_4(a: Any, b: Any, j: Any) -> Any:
+    """Return the largest exponent of 4 products of column ``j``; ``a`` are 4 packed exponents, ``b`` int8."""
+    low = higher(_exponent(a[0], b[j]), _exponent(a[1], b[j + WIDTH]))
+    return higher(low, higher(_exponent(a[2], b[j + 2 * WIDTH]), _exponent(a[3], b[j + 3 * WIDTH])))
+
+
+@inlined_kernel
+def _top_4(a: Any, b: Any, floor: Any, top: Any) -> None:
+    """Set ``top`` to the largest exponents of 4 products, at least ``floor``."""
+    a0 = _four(a, 0)
     for j in range(top.size):
-        e0 = higher(_exponent(a0, b0[j]), _exponent(a1, b1[j]))
-        e1 = higher(_exponent(a2, b2[j]), _exponent(a3, b3[j]))
-        e2 = higher(_exponent(a4, b4[j]), _exponent(a5, b5[j]))
-        e3 = higher(_exponent(a6, b6[j]), _exponent(a7, b7[j]))
-        top[j] = higher(top[j], higher(higher(e0, e1), higher(e2, e3)))
+        top[j] = higher(floor, _highest_of_4(a0, b, j))
+
+
+@inlined_kernel
+def _top_8(a: Any, b: Any, floor: Any, top: Any) -> None:
+    """Set ``top`` to the largest exponents of 8 products, at least ``floor``."""
+    a0, a1 = _four(a, 0), _four(a, 4)
+    for j in range(top.size):
+        e = higher(_highest_of_4(a0, b, j), _highest_of_4(a1, b, j + 4 * WIDTH))
+        top[j] = higher(floor, e)
+
+
+@inlined_kernel
+def _raise_top_16(a: Any, b: Any, top: Any) -> None:
+    """Raise ``top`` to the largest exponents of 16 products."""
+    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
+    for j in range(top.size):
+        low = higher(_highest_of_4(a0, b, j), _highest_of_4(a1, b, j + 4 * WIDTH))
+        high = higher(_highest_of_4(a2, b, j + 8 * WIDTH), _highest_of_4(a3, b, j + 12 * WIDTH))
+        top[j] = higher(top[j], higher(low, high))
 
 
 @kernel
@@ -94,11 +112,18 @@ def _aligned(a: Any, b: Any, scale: Any) -> Any:
     return np.int32(a * b * scale)
 
 
-@kernel
-def _sum_of_4(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, b2: Any, b3: Any, scale: Any) -> Any:
-    """Return the sum of 4 aligned products."""
-    low = sum_32(_aligned(a0, b0, scale), _aligned(a1, b1, scale))
-    return sum_32(low, sum_32(_aligned(a2, b2, scale), _aligned(a3, b3, scale)))
+@inlined_kernel
+def _sum_of_4(a: Any, b: Any, j: Any, scale: Any) -> Any:
+    """Return the sum of 4 aligned products of column ``j``."""
+    low = sum_32(_aligned(a[0], b[j], scale), _aligned(a[1], b[j + WIDTH], scale))
+    high = sum_32(_aligned(a[2], b[j + 2 * WIDTH], scale), _aligned(a[3], b[j + 3 * WIDTH], scale))
+    return sum_32(low, high)
+
+
+@inlined_kernel
+def _sum_of_8(a0: Any, a1: Any, b: Any, j: Any, scale: Any) -> Any:
+    """Return the sum of 8 aligned products of column ``j``."""
+    return sum_32(_sum_of_4(a0, b, j, scale), _sum_of_4(a1, b, j + 4 * WIDTH, scale))
 
 
 @kernel
@@ -139,72 +164,84 @@ def _nearest(sign: Any, magnitude: Any, unit: Any, n: PanelNumbers) -> Any:
     return np.int32(np.float32(result).view(np.int32) | shown).view(np.float32)
 
 
-@kernel
-def _closed(total: Any, e: Any, n: PanelNumbers, nearest: Any) -> Any:
-    """Return the accumulator of a block whose aligned sum is ``total``."""
-    sign, magnitude = np.int32(total & SIGN), np.int32(-total) if total < 0 else total
+@inlined_kernel
+def _closed(low: Any, high: Any, e: Any, n: PanelNumbers, nearest: Any, split: Any) -> Any:
+    """Return the accumulator of a block whose aligned sum is ``low + high``; only if ``split`` may it leave int32."""
     unit = np.int32(e - n.bits)
+    if split:
+        sign, magnitude, large = sign_and_magnitude(low, high)
+        unit = np.int32(unit + np.int32(large))
+    else:
+        total = sum_32(low, high)
+        sign, magnitude = np.int32(total & SIGN), np.int32(-total) if total < 0 else total
     return _nearest(sign, magnitude, unit, n) if nearest else _truncated(sign, magnitude, unit, n.p)
 
 
-@kernel
+@inlined_kernel
 def _block_4(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, acc: Any) -> None:
     """Run one block of 4 products."""
-    a0, a1, a2, a3 = a[0], a[1], a[2], a[3]
-    b0, b1, b2, b3 = b[0], b[1], b[2], b[3]
+    a0 = _four(a, 0)
     for j in range(acc.size):
         e = _alignment(acc[j], top[j], n)
         scale = _scale(e, n)
-        total = sum_32(np.int32(acc[j] * scale), _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale))
-        acc[j] = _closed(total, e, n, nearest)
+        acc[j] = _closed(np.int32(acc[j] * scale), _sum_of_4(a0, b, j, scale), e, n, nearest, False)
 
 
-@kernel
+@inlined_kernel
 def _block_8(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, acc: Any) -> None:
     """Run one block of 8 products."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-    b0, b1, b2, b3, b4, b5, b6, b7 = b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]
+    a0, a1 = _four(a, 0), _four(a, 4)
     for j in range(acc.size):
         e = _alignment(acc[j], top[j], n)
         scale = _scale(e, n)
-        low = _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale)
-        high = _sum_of_4(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], scale)
-        total = sum_32(np.int32(acc[j] * scale), sum_32(low, high))
-        acc[j] = _closed(total, e, n, nearest)
+        acc[j] = _closed(np.int32(acc[j] * scale), _sum_of_8(a0, a1, b, j, scale), e, n, nearest, False)
 
 
-@kernel
-def _begin(acc: Any, top: Any, n: PanelNumbers, low: Any, high: Any) -> None:
-    """Begin a longer block, whose sum is kept in two int32: the aligned accumulator in ``low``, 0 in ``high``."""
+@inlined_kernel
+def _block_16(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, split: Any, acc: Any) -> None:
+    """Run one block of 16 products."""
+    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
     for j in range(acc.size):
-        low[j] = np.int32(acc[j] * _scale(_alignment(acc[j], top[j], n), n))
-        high[j] = 0
+        e = _alignment(acc[j], top[j], n)
+        scale = _scale(e, n)
+        low = sum_32(np.int32(acc[j] * scale), _sum_of_8(a0, a1, b, j, scale))
+        acc[j] = _closed(low, _sum_of_8(a2, a3, b, j + 8 * WIDTH, scale), e, n, nearest, split)
 
 
-@kernel
-def _add_8(a: Any, b: Any, acc: Any, top: Any, n: PanelNumbers, total: Any) -> None:
-    """Add 8 aligned products to ``total`` int32 [W]."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
-    b0, b1, b2, b3, b4, b5, b6, b7 = b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]
-    for j in range(total.size):
+@inlined_kernel
+def _begin(a: Any, b: Any, top: Any, n: PanelNumbers, acc: Any, total: Any) -> None:
+    """Begin a longer block: set ``total`` int32 [W] to the aligned accumulator and the first 16 products."""
+    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
+    for j in range(acc.size):
         scale = _scale(_alignment(acc[j], top[j], n), n)
-        low = _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale)
-        high = _sum_of_4(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], scale)
-        total[j] = sum_32(total[j], sum_32(low, high))
+        low = sum_32(np.int32(acc[j] * scale), _sum_of_8(a0, a1, b, j, scale))
+        total[j] = sum_32(low, _sum_of_8(a2, a3, b, j + 8 * WIDTH, scale))
 
 
-@kernel
-def _close(low: Any, high: Any, top: Any, n: PanelNumbers, nearest: Any, acc: Any) -> None:
-    """End a longer block: turn the sums ``low + high`` into accumulators."""
+@inlined_kernel
+def _add(a: Any, b: Any, top: Any, n: PanelNumbers, acc: Any, total: Any) -> None:
+    """Add the next 16 aligned products to ``total``."""
+    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
     for j in range(acc.size):
-        sign, magnitude, large = sign_and_magnitude(low[j], high[j])
-        unit = np.int32(np.int32(_alignment(acc[j], top[j], n) - n.bits) + np.int32(large))
-        acc[j] = _nearest(sign, magnitude, unit, n) if nearest else _truncated(sign, magnitude, unit, n.p)
+        scale = _scale(_alignment(acc[j], top[j], n), n)
+        products = sum_32(_sum_of_8(a0, a1, b, j, scale), _sum_of_8(a2, a3, b, j + 8 * WIDTH, scale))
+        total[j] = sum_32(total[j], products)
+
+
+@inlined_kernel
+def _close(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, split: Any, total: Any, acc: Any) -> None:
+    """End a longer block with its last 16 products."""
+    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
+    for j in range(acc.size):
+        e = _alignment(acc[j], top[j], n)
+        scale = _scale(e, n)
+        products = sum_32(_sum_of_8(a0, a1, b, j, scale), _sum_of_8(a2, a3, b, j + 8 * WIDTH, scale))
+        acc[j] = _closed(total[j], products, e, n, nearest, split)
 
 
 @functools.cache
-def make_panel_rows(block_length: int, nearest: bool) -> Callable[..., None]:
-    """Return ``panel_rows(a, ea, b, eb, acc, numbers)``, which runs the chains of blocks of some rows of outputs.
+def make_panel_rows(block_length: int, nearest: bool, split: bool) -> Callable[..., None]:
+    """Return ``panel_rows(a, ea, b, eb, begin, end, acc, numbers)``, which runs chains of blocks for some rows.
 
     Parameters
     ----------
@@ -212,42 +249,52 @@ def make_panel_rows(block_length: int, nearest: bool) -> Callable[..., None]:
         4, 8 or a multiple of 16.
     nearest : bool
         Whether results are rounded to nearest even; if not, toward zero.
+    split : bool
+        Whether the sum of a block is kept in two int32, the second of which has the last 16 products, or 8 of 16.
 
     Notes
     -----
     Of the function that is returned: ``a`` float32 [M, K] and ``ea`` int8 [M, K] are packed rows, ``b`` and
-    ``eb`` [P, K, W] packed panels; K is a multiple of the block length. ``acc`` float32 [M, P * W] are finite
-    accumulators, subnormal floats only where ``numbers.floor`` cuts them away, and become results.
+    ``eb`` [P, K * `WIDTH`] packed panels. ``begin`` and ``end`` are multiples of the block length within K. ``acc``
+    float32 [M, N], N a multiple of 16 that needs P panels, are finite accumulators, subnormal floats only where
+    ``numbers.floor`` cuts them away, and become results.
     """
-    half = block_length // 2
+    last = block_length - 16
 
     @kernel
-    def panel_rows(a: Any, ea: Any, b: Any, eb: Any, acc: Any, numbers: PanelNumbers) -> None:
-        rows, k = a.shape
-        panels, _, width = b.shape
-        top = np.empty(width, np.int8)
-        low, high = np.empty(width, np.int32), np.empty(width, np.int32)
-        for panel in range(panels):
+    def panel_rows(a: Any, ea: Any, b: Any, eb: Any, begin: Any, end: Any, acc: Any, numbers: PanelNumbers) -> None:
+        rows = a.shape[0]
+        tops, totals = np.empty(WIDTH, np.int8), np.empty(WIDTH, np.int32)
+        floor = np.int8(numbers.floor)
+        for panel in range(b.shape[0]):
+            left = panel * WIDTH
+            right = min(left + WIDTH, acc.shape[1])
+            top, total = tops[: right - left], totals[: right - left]
             for first in range(0, rows, TILE):
-                for start in range(0, k, block_length):
+                for start in range(begin, end, block_length):
                     stop = start + block_length
+                    values = b[panel, start * WIDTH : stop * WIDTH]
+                    exponents = eb[panel, start * WIDTH : stop * WIDTH]
                     for i in range(first, min(first + TILE, rows)):
-                        c = acc[i, panel * width : (panel + 1) * width]
-                        top[:] = np.int8(numbers.floor)
+                        x, ex, c = a[i, start:stop], ea[i, start:stop], acc[i, left:right]
                         if block_length == 4:
-                            _raise_top_4(ea[i, start:stop], eb[panel, start:stop], top)
-                            _block_4(a[i, start:stop], b[panel, start:stop], top, numbers, nearest, c)
+                            _top_4(ex, exponents, floor, top)
+                            _block_4(x, values, top, numbers, nearest, c)
                             continue
-                        for g in range(start, stop, 8):
-                            _raise_top_8(ea[i, g : g + 8], eb[panel, g : g + 8], top)
                         if block_length == 8:
-                            _block_8(a[i, start:stop], b[panel, start:stop], top, numbers, nearest, c)
+                            _top_8(ex, exponents, floor, top)
+                            _block_8(x, values, top, numbers, nearest, c)
                             continue
-                        _begin(c, top, numbers, low, high)
-                        for g in range(start, start + half, 8):
-                            _add_8(a[i, g : g + 8], b[panel, g : g + 8], c, top, numbers, low)
-                        for g in range(start + half, stop, 8):
-                            _add_8(a[i, g : g + 8], b[panel, g : g + 8], c, top, numbers, high)
-                        _close(low, high, top, numbers, nearest, c)
+                        top[:] = floor
+                        for g in range(0, block_length, 16):
+                            _raise_top_16(ex[g : g + 16], exponents[g * WIDTH : (g + 16) * WIDTH], top)
+                        if block_length == 16:
+                            _block_16(x, values, top, numbers, nearest, split, c)
+                            continue
+                        _begin(x, values, top, numbers, c, total)
+                        if block_length > 32:  # else nothing to compile
+                            for g in range(16, last, 16):
+                                _add(x[g : g + 16], values[g * WIDTH : (g + 16) * WIDTH], top, numbers, c, total)
+                        _close(x[last:], values[last * WIDTH :], top, numbers, nearest, split, total, c)
 
     return panel_rows

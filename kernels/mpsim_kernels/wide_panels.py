@@ -1,8 +1,10 @@
-"""Fused dot products of whole rows of outputs whose exponents may lie anywhere in float32's range.
+"""Fused dot products of whole rows of outputs, in float64 lanes: exponents anywhere in float32's range, any rounding.
 
-As `mpsim_kernels.panels`, for bf16 and tf32 inputs that its signed bytes cannot hold. Significands and exponents are
-kept apart, so each product has its own power of two, and subnormals need no arithmetic on subnormal floats.
-Exponents are not biased here; every float is a significand below 4, a power of two, or a product of the two.
+As `mpsim_kernels.panels`, for what its signed bytes and int32 sums cannot hold. A product of two float32 is exact in
+float64, and so are its alignment, the cut and a sum below 2**53; nothing comes near float64's subnormal numbers. So
+the rounding mode and the flush bits of the processor change nothing here either.
+
+The rows of a panel lie `WIDE_WIDTH` numbers apart. Exponents are not biased.
 """
 
 import functools
@@ -11,135 +13,155 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
-from mpsim_kernels.lanes import INF, MAGNITUDE, TILE, higher, power_of_two, sign_and_magnitude, sum_32
+from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels.lanes import TILE, WIDE_WIDTH, higher
 
-__all__ = ["WidePanelNumbers", "make_wide_panel_rows"]
+__all__ = ["WIDE_OVERFLOWN", "WidePanelNumbers", "make_wide_panel_rows"]
 
-_FRACTION, _HIDDEN = np.int32(0x7FFFFF), np.int32(0x800000)
+WIDE_OVERFLOWN = np.float64(2.0**300)
+"""Stands for an infinite accumulator: it absorbs every product, the largest below 2**256, and overflows again."""
+
+_NO_EXPONENT = np.int64(-2000)
+_SIGN = np.int64(-(1 << 63))
 
 
 class WidePanelNumbers(NamedTuple):
-    """The numbers of a fused dot product, each an np.int32."""
+    """The numbers of a fused dot product, each an np.int64."""
 
     bits: Any
     """Fraction bits of the aligned sum."""
     floor: Any
     """Exponent that terms are aligned to at least."""
-    keep: Any
-    """Mask of the bits of a float32 that a result keeps."""
+    p: Any
+    """Significand bits of the result."""
+    emin: Any
+    """Smallest normal exponent of the result."""
+    emax: Any
+    """Exponent from which on a result is infinite, less one."""
+
+
+@inlined_kernel
+def _four(a: Any, k: Any) -> Any:
+    return a[k], a[k + 1], a[k + 2], a[k + 3]
 
 
 @kernel
+def _exponent(a: Any, b: Any) -> Any:
+    return np.int16(a + b)
+
+
+@inlined_kernel
 def _raise_top(a: Any, b: Any, top: Any) -> None:
-    """Raise ``top`` int16 [W] to the exponents of 4 products; ``a`` is int16 [4] and ``b`` int16 [4, W]."""
-    a0, a1, a2, a3 = a[0], a[1], a[2], a[3]
-    b0, b1, b2, b3 = b[0], b[1], b[2], b[3]
+    """Raise ``top`` int16 [W] to the exponents of 4 products; ``a`` is int16 [4], ``b`` int16 [4 * `WIDE_WIDTH`]."""
+    a0, a1, a2, a3 = _four(a, 0)
     for j in range(top.size):
-        e0 = higher(np.int16(a0 + b0[j]), np.int16(a1 + b1[j]))
-        e1 = higher(np.int16(a2 + b2[j]), np.int16(a3 + b3[j]))
-        top[j] = higher(top[j], higher(e0, e1))
+        low = higher(_exponent(a0, b[j]), _exponent(a1, b[j + WIDE_WIDTH]))
+        high = higher(_exponent(a2, b[j + 2 * WIDE_WIDTH]), _exponent(a3, b[j + 3 * WIDE_WIDTH]))
+        top[j] = higher(top[j], higher(low, high))
 
 
 @kernel
-def _cut(significand: Any, exponent: Any) -> Any:
-    """Return ``significand * 2**(exponent - 127)``, below 2**31, cut toward zero.
-
-    From 2**-126 down the power of two may become 0: so does the result.
-    """
-    return np.int32(significand * power_of_two(higher(np.int32(exponent), np.int32(0))))
+def _two_to(e: Any) -> Any:
+    """Return ``2**e``."""
+    return np.int64(np.int64(e + np.int64(1023)) << np.int64(52)).view(np.float64)
 
 
 @kernel
-def _begin(acc: Any, top: Any, n: WidePanelNumbers, base: Any, low: Any, high: Any) -> None:
-    """Begin a block: ``base``, which added to a term's exponent scales it for `_cut`; the accumulator in ``low``."""
+def _exponent_of(x: Any) -> Any:
+    """Return the exponent of a nonnegative normal float64."""
+    return np.int64(np.float64(x).view(np.int64) >> np.int64(52)) - np.int64(1023)
+
+
+@inlined_kernel
+def _begin(acc: Any, top: Any, n: WidePanelNumbers, scale: Any, total: Any) -> None:
+    """Begin a block: what scales its terms, and ``total``, the aligned accumulator; all are float64 [W]."""
     for j in range(acc.size):
-        word = np.float32(acc[j]).view(np.int32)
-        field = np.int32(np.int32(word >> 23) & np.int32(255))
-        fraction = np.int32(word & _FRACTION)
-        zero = np.int32(word & MAGNITUDE) == 0
-        own = np.int32(higher(field, np.int32(1)) - np.int32(127))
-        e = higher(np.int32(top[j]), np.int32(-1000) if zero else own)
-        sig = np.int32(fraction if field == 0 else np.int32(fraction | _HIDDEN))
-        significand = np.float32(np.float32(np.int32(-sig) if word < 0 else sig) * np.float32(2.0**-23))
-        shift = np.int32(np.int32(n.bits + np.int32(127)) - e)
-        base[j] = shift
-        low[j] = _cut(significand, sum_32(own, shift))
-        high[j] = 0
+        size = np.float64(abs(acc[j]))
+        own = higher(_exponent_of(size), n.emin) if size > 0.0 else _NO_EXPONENT
+        s = _two_to(n.bits - higher(np.int64(top[j]), own))
+        scale[j] = s
+        total[j] = np.trunc(acc[j] * s)
 
 
-@kernel
-def _add_4(a: Any, ea: Any, b: Any, eb: Any, base: Any, total: Any) -> None:
-    """Add 4 aligned products to ``total`` int32 [W]."""
-    a0, a1, a2, a3 = a[0], a[1], a[2], a[3]
-    x0, x1, x2, x3 = np.int32(ea[0]), np.int32(ea[1]), np.int32(ea[2]), np.int32(ea[3])
-    b0, b1, b2, b3 = b[0], b[1], b[2], b[3]
-    y0, y1, y2, y3 = eb[0], eb[1], eb[2], eb[3]
+@inlined_kernel
+def _sum_of_4(a: Any, b: Any, j: Any, scale: Any) -> Any:
+    """Return the sum of 4 aligned products of column ``j``, each cut toward zero."""
+    low = np.trunc(a[0] * b[j] * scale) + np.trunc(a[1] * b[j + WIDE_WIDTH] * scale)
+    return low + (np.trunc(a[2] * b[j + 2 * WIDE_WIDTH] * scale) + np.trunc(a[3] * b[j + 3 * WIDE_WIDTH] * scale))
+
+
+@inlined_kernel
+def _add_4(a: Any, b: Any, scale: Any, total: Any) -> None:
+    a0 = _four(a, 0)
     for j in range(total.size):
-        s = base[j]
-        t0 = _cut(a0 * b0[j], sum_32(np.int32(y0[j]), sum_32(x0, s)))
-        t1 = _cut(a1 * b1[j], sum_32(np.int32(y1[j]), sum_32(x1, s)))
-        t2 = _cut(a2 * b2[j], sum_32(np.int32(y2[j]), sum_32(x2, s)))
-        t3 = _cut(a3 * b3[j], sum_32(np.int32(y3[j]), sum_32(x3, s)))
-        total[j] = sum_32(total[j], sum_32(sum_32(t0, t1), sum_32(t2, t3)))
+        total[j] += _sum_of_4(a0, b, j, scale[j])
+
+
+@inlined_kernel
+def _add_8(a: Any, b: Any, scale: Any, total: Any) -> None:
+    a0, a1 = _four(a, 0), _four(a, 4)
+    for j in range(total.size):
+        s = scale[j]
+        total[j] += _sum_of_4(a0, b, j, s) + _sum_of_4(a1, b, j + 4 * WIDE_WIDTH, s)
 
 
 @kernel
-def _close(low: Any, high: Any, base: Any, n: WidePanelNumbers, acc: Any) -> None:
-    """End a block: cut the sums ``low + high`` toward zero to float32, subnormals included."""
+def _rounded(units: Any) -> Any:
+    """Return a nonnegative float64, rounded to the nearest integer, ties to even."""
+    whole = np.trunc(units)
+    rest = units - whole
+    odd = whole != 2.0 * np.trunc(whole * 0.5)
+    return whole + 1.0 if rest > 0.5 or (rest == 0.5 and odd) else whole
+
+
+@inlined_kernel
+def _close(total: Any, scale: Any, n: WidePanelNumbers, nearest: Any, acc: Any) -> None:
+    """End a block: round ``total`` to the accumulators of the next one."""
     for j in range(acc.size):
-        sign, magnitude, large = sign_and_magnitude(low[j], high[j])
-        f = np.float32(magnitude)
-        above = np.int32(f) > magnitude  # the conversion may have rounded up, by one place at most
-        word = np.int32(f.view(np.int32) - np.int32(above))
-        # One unit of the sum is 2**(e - bits), and base = bits + 127 - e.
-        unit = np.int32(np.int32(np.int32(127) - base[j]) + np.int32(large))
-        field = np.int32(np.int32(word >> 23) + unit)
-        sig = np.int32(np.int32(word & _FRACTION) | _HIDDEN)
-        down = np.int32(higher(np.int32(np.int32(1) - field), np.int32(0)) & np.int32(31))
-        deep = np.int32(np.int32(1) - field) > 24
-        subnormal = np.int32(0) if deep else np.int32(sig >> down)
-        normal = np.int32(np.int32(higher(field, np.int32(1)) << 23) | np.int32(word & _FRACTION))
-        finite = np.int32((normal if field > 0 else subnormal) & n.keep)
-        size = np.int32(0) if magnitude == 0 else (INF if field > 254 else finite)
-        result = np.int32(size | (sign if size != 0 else np.int32(0)))
-        before = np.float32(acc[j]).view(np.int32)
-        stays = np.int32(before & MAGNITUDE) == INF  # nothing finite changes an infinity
-        acc[j] = np.int32(before if stays else result).view(np.float32)
+        size = np.float64(abs(total[j]))
+        unit = -_exponent_of(scale[j])  # exponent of one unit of the sum
+        # Of the result's last place, in units; a sum of zero has any.
+        place = higher(_exponent_of(size), n.emin - unit) - (n.p - np.int64(1))
+        whole = size * _two_to(-place)
+        kept = _rounded(whole) if nearest else np.trunc(whole)
+        exact = kept * _two_to(place + unit)
+        result = WIDE_OVERFLOWN if exact >= _two_to(n.emax + np.int64(1)) else exact
+        # The sign goes with the number: zeros are positive.
+        sign = np.int64(np.float64(total[j]).view(np.int64) & _SIGN) if exact > 0.0 else np.int64(0)
+        acc[j] = np.int64(np.float64(result).view(np.int64) | sign).view(np.float64)
 
 
 @functools.cache
-def make_wide_panel_rows(block_length: int) -> Callable[..., None]:
-    """Return ``panel_rows(a, ea, b, eb, acc, numbers)``, as `mpsim_kernels.panels.make_panel_rows` does.
+def make_wide_panel_rows(block_length: int, nearest: bool) -> Callable[..., None]:
+    """Return ``panel_rows(a, ea, b, eb, begin, end, acc, numbers)``, as `mpsim_kernels.panels.make_panel_rows` does.
 
-    ``block_length`` is a multiple of 4; packed exponents are int16. Accumulators may be subnormal, but not NaN.
-    Results are cut toward zero.
+    ``block_length`` is a multiple of 4. Values and accumulators are float64, packed exponents int16.
     """
-    half = max(block_length // 8, 1) * 4
+    step = 8 if block_length % 8 == 0 else 4
 
     @kernel
-    def panel_rows(a: Any, ea: Any, b: Any, eb: Any, acc: Any, numbers: WidePanelNumbers) -> None:
-        rows, k = a.shape
-        panels, _, width = b.shape
-        top = np.empty(width, np.int16)
-        low, high, base = np.empty(width, np.int32), np.empty(width, np.int32), np.empty(width, np.int32)
-        for panel in range(panels):
+    def panel_rows(a: Any, ea: Any, b: Any, eb: Any, begin: Any, end: Any, acc: Any, numbers: WidePanelNumbers) -> None:
+        rows = a.shape[0]
+        tops, room = np.empty(WIDE_WIDTH, np.int16), np.empty((2, WIDE_WIDTH), np.float64)
+        floor = np.int16(numbers.floor)
+        for panel in range(b.shape[0]):
+            left = panel * WIDE_WIDTH
+            right = min(left + WIDE_WIDTH, acc.shape[1])
+            top, scale, total = tops[: right - left], room[0, : right - left], room[1, : right - left]
             for first in range(0, rows, TILE):
-                for start in range(0, k, block_length):
+                for start in range(begin, end, block_length):
                     for i in range(first, min(first + TILE, rows)):
-                        c = acc[i, panel * width : (panel + 1) * width]
-                        top[:] = np.int16(numbers.floor)
+                        c = acc[i, left:right]
+                        top[:] = floor
                         for g in range(start, start + block_length, 4):
-                            _raise_top(ea[i, g : g + 4], eb[panel, g : g + 4], top)
-                        _begin(c, top, numbers, base, low, high)
-                        for g in range(start, start + half, 4):
-                            _add_4(
-                                a[i, g : g + 4], ea[i, g : g + 4], b[panel, g : g + 4], eb[panel, g : g + 4], base, low
-                            )
-                        for g in range(start + half, start + block_length, 4):
-                            _add_4(
-                                a[i, g : g + 4], ea[i, g : g + 4], b[panel, g : g + 4], eb[panel, g : g + 4], base, high
-                            )
-                        _close(low, high, base, numbers, c)
+                            _raise_top(ea[i, g : g + 4], eb[panel, g * WIDE_WIDTH : (g + 4) * WIDE_WIDTH], top)
+                        _begin(c, top, numbers, scale, total)
+                        for g in range(start, start + block_length, step):
+                            values = b[panel, g * WIDE_WIDTH : (g + step) * WIDE_WIDTH]
+                            if step == 8:
+                                _add_8(a[i, g : g + 8], values, scale, total)
+                            else:
+                                _add_4(a[i, g : g + 4], values, scale, total)
+                        _close(total, scale, numbers, nearest, c)
 
     return panel_rows

@@ -16,42 +16,42 @@ from bits import assert_same_bits
 from mpsim import units
 from mpsim.encoding import decode
 from mpsim.formats import FP16, get_format
-from mpsim.matmul import _numbers
+from mpsim.matmul._families import fused_numbers as _numbers
+from mpsim.rounding import round_to
 from mpsim.units import MatrixUnit
-from mpsim_kernels import gemm
-from mpsim_kernels.fused_dot import general_gemm
+from mpsim_kernels import gemm, products
+from mpsim_kernels.fused_dot import FusedDot, Operand, general_gemm
+from mpsim_kernels.gemm import fused_gemm, words
+from mpsim_kernels.lanes import WIDTH
 from mpsim_kernels.packing import survey
+from mpsim_kernels.products import find_window, wide_holds
 from reference.fused_cases import CORNERS
 
 SIZE = 9 if numba.config.DISABLE_JIT else 90
-FP16_UNITS = [unit for unit in CORNERS if unit.a == "fp16"]
 
 Floats = np.ndarray[Any, Any]
 
 
-def random_values(rng: np.random.Generator, shape: tuple[int, int], name: str, kind: str) -> Floats:
+def random_values(rng: np.random.Generator, shape: tuple[int, ...], name: str, kind: str) -> Floats:
     """Return values of a format: any, close exponents, mostly zeros, subnormals, or specials among small or large."""
     fmt = get_format(name)
     codes = rng.integers(0, 1 << fmt.bits, shape)
-    field_mask = ((1 << fmt.w) - 1) << fmt.m
-    sign_and_fraction = codes & ~field_mask
+    largest = fmt.max_code >> fmt.m
+    sign_and_fraction = codes & ~(((1 << fmt.w) - 1) << fmt.m)
     if kind in ("close", "special", "zeros"):
-        codes = sign_and_fraction | rng.integers(fmt.bias - 6, fmt.bias + 6, shape) << fmt.m
+        fields = rng.integers(max(fmt.bias - 6, 0), min(fmt.bias + 6, largest + 1), shape)
+        codes = sign_and_fraction | fields << fmt.m
     if kind == "overflow":
-        largest = fmt.max_code >> fmt.m
-        codes = (
-            sign_and_fraction
-            | rng.integers((fmt.bias + largest) // 2 - 1, (fmt.bias + largest) // 2 + 1, shape) << fmt.m
-        )
+        middle = (fmt.bias + largest) // 2
+        codes = sign_and_fraction | rng.integers(middle - 1, middle + 1, shape) << fmt.m
     if kind == "subnormal":
         codes = np.where(rng.random(shape) < 0.7, sign_and_fraction, codes)
     if kind == "zeros":
         codes[rng.random(shape) < 0.7] = 0
-    if kind not in ("special", "overflow"):
-        codes = np.where((codes & field_mask) == field_mask, sign_and_fraction, codes)
-    else:
-        specials = np.array([fmt.inf_code, fmt.sign_code | (fmt.inf_code or 0), fmt.nan_code])
-        codes = np.where(rng.random(shape) < 0.01, rng.choice(specials, shape), codes)
+    codes = np.where((codes & fmt.last_code) > fmt.max_code, sign_and_fraction, codes)
+    if kind in ("special", "overflow") and fmt.nan_code is not None:
+        infinities = [] if fmt.inf_code is None else [fmt.inf_code, fmt.sign_code | fmt.inf_code]
+        codes = np.where(rng.random(shape) < 0.01, rng.choice([fmt.nan_code, *infinities], shape), codes)
     return decode(codes.astype(fmt.code_dtype), fmt)
 
 
@@ -65,8 +65,8 @@ KINDS = ("any", "close", "zeros", "subnormal", "special", "overflow")
 
 
 def general(a: Floats, b: Floats, c: Floats | None, unit: MatrixUnit) -> Floats:
-    start = None if c is None else gemm._words(c)
-    return general_gemm(gemm._words(a), gemm._words(b), start, *_numbers(unit)).view(np.float32)
+    start = None if c is None else words(c)
+    return general_gemm(words(a), words(b), start, *_numbers(unit)).view(np.float32)
 
 
 @pytest.mark.parametrize("kind_c", ["none", *KINDS])
@@ -78,10 +78,10 @@ def test_fast_and_general_paths_agree(unit: MatrixUnit, kind: str, kind_c: str) 
     a, b = random_values(rng, (m, k), unit.a, kind), random_values(rng, (k, n), unit.b, kind)
     c = accumulators(rng, (m, n), unit.out, kind_c)
     a[1], b[:, 2] = 0, 0  # outputs without a product
-    seen = [survey(gemm._words(x).reshape(-1))[:2] for x in (a, b)]
-    assert gemm._window(*seen, *_numbers(unit)) is not None or unit.a != "fp16"
-    assert gemm._wide_holds(*_numbers(unit)) or unit.out == "fp16"
-    assert_same_bits(gemm.fused_gemm(a, b, c, *_numbers(unit)), general(a, b, c, unit))
+    seen = [survey(words(x).reshape(-1))[:2] for x in (a, b)]
+    assert find_window(*seen, *_numbers(unit)) is not None or unit.a in ("bf16", "tf32")
+    assert wide_holds(*_numbers(unit))
+    assert_same_bits(fused_gemm(a, b, c, *_numbers(unit)), general(a, b, c, unit))
 
 
 @pytest.mark.parametrize("inputs", ["bf16", "tf32"])
@@ -96,16 +96,16 @@ def test_wide_formats_agree_wherever_their_exponents_lie(inputs: str, exponents:
         return np.ldexp(significands, rng.integers(*exponents, shape)).astype(np.float32)
 
     a, b, c = values(m, k), values(k, n), random_values(rng, (m, n), "fp32", "any")
-    assert_same_bits(gemm.fused_gemm(a, b, c, *_numbers(unit)), general(a, b, c, unit))
+    assert_same_bits(fused_gemm(a, b, c, *_numbers(unit)), general(a, b, c, unit))
 
 
-@pytest.mark.parametrize("unit", [unit for unit in CORNERS if unit.out == "fp32"], ids=str)
+@pytest.mark.parametrize("unit", CORNERS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_fast_paths_agree(unit: MatrixUnit, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     operands = problem(unit, SIZE, SIZE, SIZE, kind)
-    want = gemm.fused_gemm(*operands, *_numbers(unit))
-    monkeypatch.setattr(gemm, "_window", lambda *_: None)
-    assert_same_bits(gemm.fused_gemm(*operands, *_numbers(unit)), want)
+    want = fused_gemm(*operands, *_numbers(unit))
+    monkeypatch.setattr(gemm, "find_window", lambda *_: None)
+    assert_same_bits(fused_gemm(*operands, *_numbers(unit)), want)
 
 
 def test_block_sums_of_both_signs_may_need_33_bits() -> None:
@@ -115,16 +115,27 @@ def test_block_sums_of_both_signs_may_need_33_bits() -> None:
     c = np.array([[1.9999999], [-1.9999999]], np.float32)
     for unit in (units.get("h100"), units.get("h100", out="fp16")):
         start = c if unit.out == "fp32" else c / c.max()
-        assert_same_bits(gemm.fused_gemm(a, a[:1].T, start, *_numbers(unit)), general(a, a[:1].T, start, unit))
+        assert_same_bits(fused_gemm(a, a[:1].T, start, *_numbers(unit)), general(a, a[:1].T, start, unit))
+
+
+def test_what_stands_for_an_infinity_may_be_a_result() -> None:
+    unit, operands = _numbers(units.get("a100"))
+    nearest = unit._replace(nearest=True), operands
+    one, c = np.ones((1, 1), np.float32), np.array([[2.0**100]], np.float32)
+    assert_same_bits(fused_gemm(one, one, c, *nearest), c)
+    wide = np.full((1, 1), 2.0**-100, np.float32)
+    for huge in (2.0**127, -(2.0**127)):
+        c = np.array([[huge]], np.float32)
+        assert_same_bits(fused_gemm(wide, one, c, *_numbers(units.get("a100", inputs="bf16"))), c)
 
 
 @pytest.fixture
 def many_threads() -> Iterator[None]:
     """Cut work into threads however small it is."""
-    before = gemm._WORK
-    gemm._WORK = 1
+    before = products.WORK
+    products.WORK = 1
     yield
-    gemm._WORK = before
+    products.WORK = before
 
 
 def problem(unit: MatrixUnit, m: int, k: int, n: int, kind: str = "special") -> tuple[Floats, Floats, Floats]:
@@ -137,54 +148,53 @@ def problem(unit: MatrixUnit, m: int, k: int, n: int, kind: str = "special") -> 
 
 
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one thread only")
-@pytest.mark.parametrize("unit", [CORNERS[0], CORNERS[3], CORNERS[4]], ids=str)
+@pytest.mark.parametrize("unit", [CORNERS[0], CORNERS[3], CORNERS[4], CORNERS[9], CORNERS[14]], ids=str)
 @pytest.mark.usefixtures("many_threads")
 def test_the_number_of_threads_changes_nothing(unit: MatrixUnit) -> None:
     operands = problem(unit, 13, 20, 18)
     before = numba.get_num_threads()
     try:
         numba.set_num_threads(1)
-        one = gemm.fused_gemm(*operands, *_numbers(unit))
+        one = fused_gemm(*operands, *_numbers(unit))
         numba.set_num_threads(2)
-        two = gemm.fused_gemm(*operands, *_numbers(unit))
+        two = fused_gemm(*operands, *_numbers(unit))
     finally:
         numba.set_num_threads(before)
     assert_same_bits(two, one)
 
 
-@pytest.mark.parametrize("unit", FP16_UNITS, ids=str)
-def test_tiles_change_nothing(unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, c = problem(unit, 5, 16, 100)
-    whole = gemm.fused_gemm(a, b, c, *_numbers(unit))
-    monkeypatch.setattr(gemm, "_PANEL", 32)
-    assert_same_bits(gemm.fused_gemm(a, b, c, *_numbers(unit)), whole)
-    part = gemm.fused_gemm(a[2:4], b[:, 37:60], c[2:4, 37:60], *_numbers(unit))
-    assert_same_bits(part, whole[2:4, 37:60])
+@pytest.mark.parametrize("unit", CORNERS, ids=str)
+def test_panels_change_nothing(unit: MatrixUnit) -> None:
+    a, b, c = problem(unit, 4, 2 * unit.block_length, WIDTH + 40)
+    whole = fused_gemm(a, b, c, *_numbers(unit))
+    for left, right in ((0, 5), (37, 60), (WIDTH - 3, WIDTH + 3)):
+        part = fused_gemm(a[1:3], b[:, left:right], c[1:3, left:right], *_numbers(unit))
+        assert_same_bits(part, whole[1:3, left:right])
 
 
-def test_more_rows_than_a_tile_of_accumulators() -> None:
-    unit = CORNERS[1]
+@pytest.mark.parametrize("unit", [CORNERS[1], CORNERS[9], CORNERS[13]], ids=str)
+def test_more_rows_than_a_tile_of_accumulators(unit: MatrixUnit) -> None:
     a, b, c = problem(unit, 150, 4, 3)
-    assert_same_bits(gemm.fused_gemm(a, b, c, *_numbers(unit)), general(a, b, c, unit))
+    assert_same_bits(fused_gemm(a, b, c, *_numbers(unit)), general(a, b, c, unit))
 
 
-@pytest.mark.parametrize("unit", [CORNERS[0], CORNERS[3], CORNERS[4]], ids=str)
+@pytest.mark.parametrize("unit", [CORNERS[0], CORNERS[3], CORNERS[4], CORNERS[9], CORNERS[14]], ids=str)
 def test_strides_and_read_only_arrays_change_nothing(unit: MatrixUnit) -> None:
     a, b, c = problem(unit, 7, 9, 11)
-    want = gemm.fused_gemm(a, b, c, *_numbers(unit))
+    want = fused_gemm(a, b, c, *_numbers(unit))
     reversed_twice = a[::-1, ::-1].copy()[::-1, ::-1]
-    assert_same_bits(gemm.fused_gemm(reversed_twice, b.T.copy().T, np.asfortranarray(c), *_numbers(unit)), want)
+    assert_same_bits(fused_gemm(reversed_twice, b.T.copy().T, np.asfortranarray(c), *_numbers(unit)), want)
     a.flags.writeable = False
-    assert_same_bits(gemm.fused_gemm(a, np.broadcast_to(b, b.shape), c, *_numbers(unit)), want)
+    assert_same_bits(fused_gemm(a, np.broadcast_to(b, b.shape), c, *_numbers(unit)), want)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (3, 5, 0), (3, 0, 2), (0, 0, 0), (1, 1, 1)])
-@pytest.mark.parametrize("unit", [CORNERS[0], CORNERS[3], CORNERS[4]], ids=str)
+@pytest.mark.parametrize("unit", [CORNERS[0], CORNERS[3], CORNERS[4], CORNERS[9], CORNERS[14]], ids=str)
 def test_empty_and_tiny_shapes(unit: MatrixUnit, shape: tuple[int, int, int]) -> None:
     a, b, c = problem(unit, *shape, kind="close")
-    got = gemm.fused_gemm(a, b, c, *_numbers(unit))
+    got = fused_gemm(a, b, c, *_numbers(unit))
     assert_same_bits(got, general(a, b, c, unit))
-    if shape[1] == 0:
+    if shape[1] == 0 and unit.result_precision == get_format(unit.out).p:
         assert_same_bits(got, c)
 
 
@@ -198,10 +208,93 @@ def test_empty_and_tiny_shapes(unit: MatrixUnit, shape: tuple[int, int, int]) ->
 @pytest.mark.parametrize("unit", CORNERS, ids=str)
 def test_the_state_of_the_processor_changes_nothing(unit: MatrixUnit, kind: str, state: int) -> None:
     a, b, c = problem(unit, 30, 41, 50, kind)
-    want = gemm.fused_gemm(a, b, c, *_numbers(unit))
+    want = fused_gemm(a, b, c, *_numbers(unit))
     with fpu.mxcsr(fpu.DEFAULT | state):
-        got = gemm.fused_gemm(a, b, c, *_numbers(unit))
+        got = fused_gemm(a, b, c, *_numbers(unit))
     assert_same_bits(got, want)
+
+
+def what_if(rng: np.random.Generator) -> tuple[FusedDot, tuple[str, str], str]:
+    """Return numbers that no device need have, formats of the operands, and of the result."""
+    out = str(rng.choice(["fp32", "fp16"]))
+    result = get_format(out)
+    inputs = [str(name) for name in rng.choice(["fp16", "bf16", "e4m3", "e5m2", "e3m2", "e2m3", "e2m1"], 2)]
+    unit = FusedDot(
+        block_length=int(rng.choice([4, 8, 12, 16, 32, 48])),
+        fraction_bits=int(rng.integers(3, 30)),
+        floor=result.emin - int(rng.integers(0, 9)),
+        p=int(rng.integers(2, result.p + 1)),
+        emin=result.emin,
+        emax=result.emax,
+        nearest=bool(rng.integers(0, 2)),
+    )
+    return unit, (inputs[0], inputs[1]), out
+
+
+def aimed(
+    rng: np.random.Generator, unit: FusedDot, inputs: tuple[str, str], out: str, rows: int, columns: int
+) -> tuple[Floats, Floats, Floats, int]:
+    """Return a product of matrices whose terms lie where a block's sum changes, and how many blocks it has."""
+    k = unit.block_length * int(rng.integers(1, 5)) - int(rng.integers(0, 2))
+    shapes = (rows, k), (k, columns), (rows, columns)
+    a, b, c = (
+        random_values(rng, shape, name, str(rng.choice(KINDS)))
+        for shape, name in zip(shapes, (*inputs, out), strict=True)
+    )
+    if rng.integers(0, 2):  # the second half of K cancels the first, but for the last place of some factors
+        half = k // 2
+        a[:, half : 2 * half], b[half : 2 * half] = -a[:, :half], b[:half]
+        b[half] = random_values(rng, (1, columns), inputs[1], "any")
+    if rng.integers(0, 2):  # accumulators near the cut of the products, and ties of the result
+        with np.errstate(all="ignore"):
+            size = float(
+                np.nanmax(np.where(np.isfinite(a), np.abs(a), 0)) * np.nanmax(np.where(np.isfinite(b), np.abs(b), 0))
+            )
+            c = np.ldexp(
+                rng.choice([1.0, 1.5, -1.0, -1.75], shapes[2]) * size, rng.integers(-unit.fraction_bits - 2, 3)
+            )
+            c = round_to(c.astype(np.float32), out)
+    return a, b, c, rows * columns * -(-k // unit.block_length)
+
+
+def compare_aimed(rng: np.random.Generator, unit: FusedDot, inputs: tuple[str, str], out: str, size: int) -> int:
+    """Compare every path that takes such a product with the general one; return how many blocks there were."""
+    a, b, c, blocks = aimed(rng, unit, inputs, out, size, size + 5)
+    formats = [get_format(name) for name in inputs]
+    numbers = unit, (Operand(formats[0].p, formats[0].emin), Operand(formats[1].p, formats[1].emin))
+    want = general_gemm(words(a), words(b), words(c), *numbers).view(np.float32)
+    assert_same_bits(fused_gemm(a, b, c, *numbers), want)
+    return blocks
+
+
+def test_aimed_products_agree_with_the_general_path() -> None:
+    rng = np.random.default_rng(11)
+    for unit in CORNERS:
+        compare_aimed(rng, _numbers(unit)[0], (unit.a, unit.b), unit.out, 9 if numba.config.DISABLE_JIT else 60)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes hours as plain Python")
+@pytest.mark.parametrize("unit", CORNERS, ids=str)
+def test_many_aimed_products_agree_with_the_general_path(unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 2 times 600,000 blocks at least for each of the 18 units: on the path that is chosen, and on the wide one.
+    rng = np.random.default_rng(12)
+    for _ in range(2):
+        blocks = 0
+        while blocks < 600_000:
+            blocks += compare_aimed(rng, _numbers(unit)[0], (unit.a, unit.b), unit.out, 128)
+        monkeypatch.setattr(gemm, "find_window", lambda *_: None)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes hours as plain Python")
+@pytest.mark.parametrize("seed", range(8))
+def test_units_that_might_have_been_agree_with_the_general_path(seed: int) -> None:
+    # 1,250,000 blocks for each seed, of a new unit every 20,000 or so.
+    rng = np.random.default_rng(seed)
+    blocks = 0
+    while blocks < 1_250_000:
+        blocks += compare_aimed(rng, *what_if(rng), 90)
 
 
 PROGRAM = """

@@ -29,8 +29,8 @@ class Term:
     """"" for a finite number, INF or NAN. An infinity keeps its sign in ``value``."""
 
 
-def operand(code: int, fmt: FloatFormat) -> Term:
-    """Return the number a code stands for. Subnormals keep the exponent ``emin``."""
+def operand(code: int, fmt: FloatFormat, zero_exponent: int | None = None) -> Term:
+    """Return the number a code stands for. Subnormals keep the exponent ``emin``, and so does zero unless told."""
     sign = -1 if code & fmt.sign_code else 1
     magnitude = code & fmt.last_code
     if fmt.inf_code is not None and magnitude == fmt.inf_code:
@@ -40,6 +40,8 @@ def operand(code: int, fmt: FloatFormat) -> Term:
     field, fraction = magnitude >> fmt.m, magnitude & ((1 << fmt.m) - 1)
     sig = fraction + (1 << fmt.m) if field else fraction
     exponent = max(field, 1) - fmt.bias
+    if sig == 0 and zero_exponent is not None:
+        exponent = zero_exponent
     return Term(Fraction(sign * sig) * Fraction(2) ** (exponent - fmt.m), exponent)
 
 
@@ -67,9 +69,12 @@ def truncate(x: Fraction) -> int:
     return abs(x.numerator) // x.denominator * (1 if x > 0 else -1)
 
 
-def fixed_point_sum(terms: Sequence[Term], fraction_bits: int, floor: int) -> Fraction:
-    """Return the sum of the terms, each cut to ``fraction_bits`` below the largest exponent (at least ``floor``)."""
-    terms = [term for term in terms if term.value != 0]
+def fixed_point_sum(terms: Sequence[Term], fraction_bits: int, floor: int, zeros: bool = False) -> Fraction:
+    """Return the sum of the terms, each cut to ``fraction_bits`` below the largest exponent (at least ``floor``).
+
+    Only if ``zeros`` do terms of zero take part in the maximum.
+    """
+    terms = [term for term in terms if zeros or term.value != 0]
     if not terms:
         return Fraction(0)
     emax = max(floor, *(term.exponent for term in terms))
@@ -119,12 +124,15 @@ class Unit:
     a: FloatFormat
     b: FloatFormat
     out: FloatFormat
+    zero_exponent: int | None = None
+    """Exponent of a zero operand or accumulator, which then takes part in the maximum; None: zeros are dropped."""
 
 
 def dot_block(unit: Unit, a: Sequence[int], b: Sequence[int], c: int, c_format: FloatFormat | None = None) -> int:
     """Return the code of one block's ``c + sum(a*b)``; ``len(a)`` is at most the block length."""
-    terms = [product(operand(x, unit.a), operand(y, unit.b)) for x, y in zip(a, b, strict=True)]
-    terms.append(operand(c, c_format or unit.out))
+    zero = unit.zero_exponent
+    terms = [product(operand(x, unit.a, zero), operand(y, unit.b, zero)) for x, y in zip(a, b, strict=True)]
+    terms.append(operand(c, c_format or unit.out, zero))
     match special(terms):
         case "nan":
             return (1 << (unit.out.bits - 1)) - 1  # NVIDIA's one NaN: sign 0, every other bit 1
@@ -132,7 +140,7 @@ def dot_block(unit: Unit, a: Sequence[int], b: Sequence[int], c: int, c_format: 
             return unit.out.inf_code or 0
         case "-inf":
             return unit.out.sign_code | (unit.out.inf_code or 0)
-    total = fixed_point_sum(terms, unit.fraction_bits, unit.floor)
+    total = fixed_point_sum(terms, unit.fraction_bits, unit.floor, zeros=zero is not None)
     return convert(total, unit.p, unit.nearest, unit.out)
 
 
