@@ -188,13 +188,72 @@ def inspect(
         _text.show(_text.inspections_table(items))
 
 
+@app.command(cls=_NumberCommand)
+def explain(
+    a: Annotated[str, typer.Argument(metavar="A", help="A row of the left matrix: numbers with commas between.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="A column of the right one, as long.")],
+    c: Annotated[str, typer.Option("--c", metavar="C", help="The accumulator to start from.")] = "0",
+    unit: Annotated[str, typer.Option(metavar="NAME", help="Matrix unit, as in mpsim units.")] = "a100",
+    inputs: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of the inputs, or two with a comma between.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="NAME", help="Format of the result.")] = None,
+    instruction: Annotated[str | None, typer.Option(metavar="NAME", help="Which instruction.")] = None,
+    codes: Annotated[bool, typer.Option("--codes", help="A, B and C are bit patterns, such as 0x3c00.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one dot product step by step: what is aligned, what is cut off, what is rounded."""
+    from mpsim import _text
+    from mpsim.matmul import explain_dot
+
+    with mistakes():
+        row, column, (start,) = (_numbers(text, name, codes) for text, name in ((a, "A"), (b, "B"), (c, "C")))
+        told = explain_dot(row, column, start, unit, _pair(inputs), out, instruction, codes=codes)
+    if as_json:
+        _text.print_json(_text.explanation_dict(told))
+    else:
+        _text.show(*_text.explanation_parts(told))
+
+
+def _pair(inputs: str | None) -> str | tuple[str, str] | None:
+    """Return one name of a format, or two that have a comma between them."""
+    if inputs is None or "," not in inputs:
+        return inputs
+    a, _, b = inputs.partition(",")
+    if "," in b:
+        raise ValueError(f"inputs is {inputs!r}; one format is needed, or two with a comma between")
+    return a, b
+
+
+def _numbers(text: str, argument: str, codes: bool) -> list[Any]:
+    """Return numbers that have commas between them."""
+    from mpsim.exact import read_number
+
+    items = [item.strip() for item in text.split(",") if item.strip()]
+    if not items:
+        raise ValueError(f"{argument} is {text!r}; numbers with commas between are needed, such as 1,0.5,2^-24")
+    if not codes:
+        return [float(magnitude) * (-1.0 if negative else 1.0) for negative, magnitude in map(read_number, items)]
+    try:
+        return [int(item, 0) for item in items]
+    except ValueError:
+        raise ValueError(f"{argument} is {text!r}; codes are integers, such as 0x3c00,0x4000") from None
+
+
 @bench_app.command("matmul")
 def bench_matmul(
     size: Annotated[
         list[str] | None, typer.Option(metavar="N or MxKxN", help="Size; may be given more than once.")
     ] = None,
     unit: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Unit; may be given more than once.")] = None,
-    out: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Result format; likewise.")] = None,
+    inputs: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of the inputs, or two with a comma between.")
+    ] = None,
+    out: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Result format; may be repeated.")] = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="One row of each kind of arithmetic.")] = False,
+    data: Annotated[
+        str, typer.Option(metavar="KIND", help="Operands: normal, subnormal, special or spread.")
+    ] = "normal",
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="The best of so many runs counts.")] = 5,
     as_json: Json = False,
 ) -> None:
@@ -205,13 +264,17 @@ def bench_matmul(
 
     with mistakes():
         shapes = [_shape(text) for text in size or ("256", "512", "1024")]
-        names, results = unit or ["v100", "a100"], out or ["fp32", "fp16"]
-        for name in names:
-            for result in results:
-                table.get(name, out=result)
+        if every and (unit or out or inputs):
+            raise ValueError("--all has units, inputs and results of its own; leave out --unit, --inputs and --out")
+        if data not in measure.DATA:
+            raise ValueError(f"data is {data!r}; it must be one of {', '.join(measure.DATA)}")
+        names, results = unit or ["v100", "a100"], out or ["fp32", *(["fp16"] if inputs is None else [])]
+        rows: Any = measure.EVERY_KIND if every else [(n, _pair(inputs), result) for n in names for result in results]
+        for row in rows:
+            table.get(*row)
     if slowed := [name for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE") if name in os.environ]:
         print(f"mpsim: {' and '.join(slowed)} may slow NumPy down; unset for a fair comparison", file=sys.stderr)
-    timings = measure.bench_matmul(shapes, names, results, repeats=repeats)
+    timings = measure.bench_matmul(shapes, rows, repeats=repeats, data=data)
     if as_json:
         _text.print_json([_text.timing_dict(timing) for timing in timings])
     else:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpsim.exact import floor_log2
 from mpsim.experiments.underflow import LOSS_SCALING, MASTER_WEIGHTS, Result
 from mpsim.formats import FormatLike, get_format
+from mpsim.matmul import Step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STUDIES",
     "accuracy_by_scale",
+    "alignment",
     "gradient_histogram",
     "loss_curves",
     "loss_scale_curve",
@@ -145,6 +149,47 @@ def loss_scale_curve(result: Result, ax: Axes | None = None) -> Axes:
     ax.set_ylabel("loss scale")
     ax.set_title(f"Dynamic scaling: doubled after {result.config.growth_interval} clean steps, halved by an overflow")
     _legend(ax, "lower right")
+    return ax
+
+
+def alignment(step: Step, ax: Axes | None = None) -> Axes:
+    """Draw the bits of each term of a dot product where they lie, and which of them alignment cuts off.
+
+    Parameters
+    ----------
+    step : Step
+        Of `explain_dot`, on a unit that aligns terms: its columns have an exponent, what is kept and what is cut off.
+    ax : Axes, optional
+
+    Raises
+    ------
+    ValueError
+        The step aligns nothing.
+    """
+    if "kept" not in step.columns:
+        raise ValueError(f"step {step.title!r} has the columns {', '.join(step.columns)}; it aligns nothing to draw")
+    ax = _axes(ax)
+    terms = [row for row in step.rows if isinstance(row[2], int)]
+    quantum = next(fact for name, fact in step.facts if name in ("aligned to multiples of", "sum of the kept products"))
+    for y, (_, value, exponent, kept, cut) in enumerate(terms):
+        for part, colour in ((kept, _LINES[0]), (cut, _LINES[1])):
+            if isinstance(part, Fraction) and part != 0:
+                low = (part.denominator & -part.denominator).bit_length() - 1
+                lowest = -low if part.denominator > 1 else (part.numerator & -part.numerator).bit_length() - 1
+                ax.barh(y, floor_log2(abs(part)) + 1 - lowest, left=lowest, color=colour, height=0.7)
+        if isinstance(exponent, int) and value != 0:
+            ax.plot(exponent, y, "|", color="black", markersize=14)
+    if isinstance(quantum, Fraction) and quantum > 0 and step.facts[1][0] == "aligned to multiples of":
+        ax.axvline(floor_log2(quantum), color="0.3", linestyle="--", linewidth=1)
+    ax.set_yticks(range(len(terms)), [str(row[0]) for row in terms])
+    ax.invert_yaxis()
+    ax.invert_xaxis()
+    ax.set_xlabel("power of two")
+    ax.set_title(step.title)
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=_LINES[0], label="bits kept"), Patch(color=_LINES[1], label="bits cut off")]
+    ax.legend(handles=handles, fontsize=8, loc="lower left")
     return ax
 
 

@@ -1,11 +1,12 @@
 """The benchmark returns what it measured."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
 from mpsim import units
-from mpsim.bench import bench_matmul
+from mpsim.bench import DATA, EVERY_KIND, bench_matmul
 
 
 def test_rows_name_what_was_measured() -> None:
@@ -28,3 +29,16 @@ def test_rows_may_be_units() -> None:
     (timing,) = bench_matmul(sizes=[3], rows=[unit], repeats=1)
     assert (timing.inputs, timing.out) == ("bf16", "fp32")
     assert "ampere" in timing.unit
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("unit", "inputs", "out"), EVERY_KIND)
+def test_every_kind_of_arithmetic_and_of_operands_can_be_timed(unit: str, inputs: str, out: str, data: Any) -> None:
+    (timing,) = bench_matmul(sizes=[(2, 70, 3)], rows=[(unit, inputs, out)], repeats=1, data=data)
+    assert (timing.unit, timing.out, timing.data) == (unit, out, data)
+    assert timing.seconds > 0
+
+
+def test_unknown_kinds_of_operands_are_named() -> None:
+    with pytest.raises(ValueError, match="data is 'zeros'; it must be one of normal, subnormal, special, spread"):
+        bench_matmul(data="zeros")  # type: ignore[arg-type]

@@ -20,11 +20,16 @@ from vectors import vectors
 
 Array = np.ndarray[Any, Any]
 
-FORMATS = {"f16": "fp16", "bf16": "bf16", "tf32": "tf32", "f32": "fp32"}
+FORMATS = {
+    "f16": "fp16", "bf16": "bf16", "tf32": "tf32", "xf32": "tf32", "f32": "fp32", "f64": "fp64", "e4m3": "e4m3",
+    "e5m2": "e5m2", "e4m3fnuz": "e4m3fnuz", "e5m2fnuz": "e5m2fnuz", "e2m1": "e2m1", "ue8m0": "e8m0", "ue4m3": "ue4m3",
+}  # fmt: skip
 GPUS = ("V100", "A100", "A2", "Ada", "L40S", "H100", "H200", "B200")
 RECORDED = [
     *((gpu, "f16", out) for gpu in GPUS for out in ("fp32", "fp16")),
     *((gpu, inputs, "fp32") for gpu in GPUS[1:] for inputs in ("bf16", "tf32")),
+    *((gpu, inputs, "fp32") for gpu in GPUS[3:] for inputs in ("e4m3", "e5m2")),
+    *((gpu, inputs, "fp16") for gpu in GPUS[3:] if gpu != "L40S" for inputs in ("e4m3", "e5m2")),
 ]
 DEVICES = {"Ada": "ada"}
 ARCHITECTURES = {
@@ -35,8 +40,10 @@ ARCHITECTURES = {
     "hopper": "hopper",
     "blackwell": "blackwell",
     "rtxblackwell": "rtx-blackwell",
+    "cdna1": "cdna1",
+    "cdna2": "cdna2",
+    "cdna3": "cdna3",
 }
-INSTRUCTIONS = {"mma": "mma", "wgmma": "wgmma", "tcgen05mma": "tcgen05.mma"}
 
 
 @pytest.fixture
@@ -60,7 +67,12 @@ def test_recorded_dot_products_of_real_gpus(gpu: str, inputs: str, out: str, eve
     c, want = (recorded[f"{gpu}/{inputs}/{array}"][::every] for array in ("c_fp32", f"d_{out}"))
     if out == "fp16":
         c = encode(c.view(np.float32), "fp16")
+    fp8 = inputs in ("e4m3", "e5m2")
+    if fp8 and out == "fp32" and gpu in ("H100", "H200"):
+        c = np.zeros_like(c)  # recorded with wgmma, from zero
     instruction = "mma.m16n8k4" if inputs == "tf32" else None
+    if fp8 and (gpu == "B200" or (gpu in ("H100", "H200") and out == "fp16")):
+        instruction = "mma.m16n8k32"
     got = matmul_codes(
         a[:, None, :],
         b[:, :, None],
@@ -73,6 +85,31 @@ def test_recorded_dot_products_of_real_gpus(gpu: str, inputs: str, out: str, eve
     assert_same_bits(got[:, 0, 0], want)
 
 
+def test_every_recording_of_the_toolbox_is_replayed() -> None:
+    rows = json.loads(str(archive("hardware", "nvidia_toolbox.npz")["meta"]))
+    assert {(row["gpu"], row["input_format"], row["output"]) for row in rows} == set(RECORDED)
+
+
+def instruction_of(meta: dict[str, Any]) -> str:
+    """Return the name that the catalogue gives to a file's instruction."""
+    match meta["family"]:
+        case "mfma":
+            return f"mfma_{meta['instruction']}"
+        case "tcgen05mma":
+            return f"tcgen05.mma.k{meta['k']}"
+        case "tcgen05mma_block_scale":
+            return f"tcgen05.mma.block_scale.k{meta['k']}"
+        case "mma_block_scale":
+            return f"mma.block_scale.{meta['instruction'].split('.')[0]}"
+    return f"{meta['family']}.{meta['instruction'].split('.')[0]}"
+
+
+def test_every_file_of_model_outputs_is_compared() -> None:
+    names = [path.name for path in vectors("matrix-units").glob("*.npz") if not path.name.startswith("mmaemu_")]
+    assert len(names) == 155
+    assert all(name.split("_")[0] in ARCHITECTURES for name in names)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_published_model_outputs(architecture: str, every: int) -> None:
     compared = 0
@@ -80,9 +117,10 @@ def test_published_model_outputs(architecture: str, every: int) -> None:
         with np.load(path) as file:
             tiles = dict(file)
         meta = json.loads(str(tiles["meta"]))
-        if meta["family"] not in INSTRUCTIONS or meta["a_format"] not in FORMATS:
-            continue  # FP8 and FP64 have no rows yet
-        shape = f"k{meta['k']}" if architecture == "blackwell" and meta["family"] == "tcgen05mma" else ""
+        scales = {}
+        if meta["scale_format"]:
+            scales = {name: tiles[name][::every] for name in ("scale_a", "scale_b")}
+            scales["scale_format"] = FORMATS[meta["scale_format"]]
         got = matmul_codes(
             tiles["a"][::every],
             tiles["b"][::every],
@@ -90,12 +128,19 @@ def test_published_model_outputs(architecture: str, every: int) -> None:
             unit=ARCHITECTURES[architecture],
             inputs=(FORMATS[meta["a_format"]], FORMATS[meta["b_format"]]),
             out=FORMATS[meta["d_format"]],
-            instruction=f"{INSTRUCTIONS[meta['family']]}.{shape or meta['instruction'].split('.')[0]}",
+            instruction=instruction_of(meta),
+            **scales,
         )
         # Where models differ, recordings speak for the one that drops zero terms and stops at the floor.
         want = tiles["d"]
         want[np.unpackbits(tiles["disputed"], axis=-1, count=meta["n"]).astype(bool)] = tiles["disputed_alt"]
-        assert_same_bits(got, want[::every])
+        want = want[::every]
+        if not meta["nan_bits_exact"]:
+            number = {4: np.float32, 8: np.float64}[want.itemsize]
+            nan = np.isnan(want.view(number))
+            assert np.isnan(got[nan].view(number)).all()
+            got = np.where(nan, want, got)
+        assert_same_bits(got, want)
         compared += got.size
     assert compared
 

@@ -11,6 +11,7 @@ from mpsim import plots
 from mpsim.experiments.training import Measured
 from mpsim.experiments.underflow import Config, Result, arms
 from mpsim.formats import FP16
+from mpsim.matmul import explain_dot
 
 
 def forged(config: Config = Config()) -> Result:  # noqa: B008 (frozen)
@@ -117,3 +118,14 @@ def test_an_axes_given_is_drawn_into_and_returned(draw):
     own = Figure().subplots()
     assert draw(forged(), ax=own) is own
     assert own.lines
+
+
+def test_alignment_shows_kept_and_cut_bits():
+    told = explain_dot([-(2.0**13), -0.5, -0.75], [2.0**10, 1.0, 1.0], 2.0**23, unit="a100")
+    ax = plots.alignment(told.steps[0])
+    spans = sorted((patch.get_x(), patch.get_width()) for patch in ax.patches)
+    # -0.75 keeps its half and loses its quarter; the cut lies at 2**-1.
+    assert spans == [(-2, 1), (-1, 1), (-1, 1), (23, 1), (23, 1)]
+    assert ax.lines[-1].get_xdata()[0] == -1
+    with pytest.raises(ValueError, match="it aligns nothing to draw"):
+        plots.alignment(explain_dot([1.0], [1.0], unit="ideal").steps[0])

@@ -1,12 +1,15 @@
 """Matrix units as data."""
 
 import dataclasses
+import json
+from typing import Any
 
 import pytest
 
 from mpsim import units
 from mpsim.formats import FP16, FP32, get_format
 from mpsim.units import UNITS, Family, MatrixUnit
+from vectors import vectors
 
 
 @pytest.mark.parametrize(
@@ -98,13 +101,59 @@ def test_the_alignment_floor_follows_the_result_unless_given() -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=str)
 def test_rows_are_consistent(unit: MatrixUnit) -> None:
-    assert unit.family is Family.FUSED
-    assert unit.k % unit.block_length == 0
     assert unit.out in unit.accumulators
-    assert unit.evidence in "ABC"
     assert unit.source
-    assert unit.result_precision == get_format(unit.out).p
-    assert len([row for row in UNITS if str(row) == str(unit)]) == 1
+    assert unit.evidence in ("E" if unit.architecture in ("ideal", "exact") else "ABCDE")
+    assert unit.block_length == 0 or unit.k % unit.block_length == 0
+    if unit.family in (Family.FUSED, Family.SCALED, Family.GROUPED):
+        full = get_format(unit.out).p
+        assert unit.result_precision == (14 if unit.fraction_bits == 13 and unit.out == "fp32" else full)
+
+
+def test_every_row_is_described_once() -> None:
+    assert len({str(unit) for unit in UNITS}) == len(UNITS)
+
+
+def parameters() -> list[dict[str, Any]]:
+    """Return the published table of units, beside the recorded vectors."""
+    path = vectors("matrix-units").parents[1] / "specs" / "matrix-units-params.json"
+    if not path.exists():
+        pytest.skip(f"no table of parameters at {path}")
+    return list(json.loads(path.read_text())["rows"])
+
+
+CONVERSIONS = {"RZ32": (24, "toward-zero"), "RZ13": (14, "toward-zero"), "RNE16": (11, "nearest-even")}
+
+
+def test_every_row_of_the_published_table_is_here() -> None:
+    names = {"f16": "fp16", "f32": "fp32", "f64": "fp64", "xf32": "tf32", "ue8m0": "e8m0"}
+    seen = 0
+    for row in parameters():
+        architecture = {"x86": "avx512-bf16", "Arm": "arm-bf16"}.get(row["gpu"], row["gpu"].lower().replace(" ", "-"))
+        if row["family"] == "AMX":
+            architecture = "amx"
+        if row["family"] == "BFDOT-EBF1":
+            architecture = "arm-ebf16"
+        out = names.get(row["d"], row["d"])
+        scale = names.get(row.get("scale", ""), row.get("scale", ""))
+        for inputs in row["ab"]:
+            fitting = [
+                unit
+                for unit in UNITS
+                if (unit.architecture, unit.a, unit.out) == (architecture, names.get(inputs, inputs), out)
+                and unit.scale == scale
+                and unit.scale_block == row.get("block", 0)
+                and (row["k"] in (None, unit.k) and row["L"] in (None, unit.block_length))
+                and (row["F"] in (None, unit.fraction_bits))
+                and (
+                    row["conv"] not in CONVERSIONS or (unit.result_precision, unit.rounding) == CONVERSIONS[row["conv"]]
+                )
+                and (row["e_floor"] in (None, unit.floor))
+                and row["grade"] <= unit.evidence
+            ]
+            assert fitting, row
+            seen += 1
+    assert seen > 100
 
 
 def test_native_is_labelled() -> None:
