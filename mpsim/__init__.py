@@ -48,14 +48,26 @@ if TYPE_CHECKING:
     from mpsim.formats import finfo as finfo
     from mpsim.formats import get_format as get_format
     from mpsim.formats import register as register
+    from mpsim.functions import cat as cat
+    from mpsim.functions import chunk as chunk
+    from mpsim.functions import gather as gather
+    from mpsim.functions import maximum as maximum
+    from mpsim.functions import minimum as minimum
+    from mpsim.functions import scatter_add as scatter_add
+    from mpsim.functions import split as split
+    from mpsim.functions import stack as stack
+    from mpsim.functions import where as where
     from mpsim.gradcheck import gradcheck as gradcheck
     from mpsim.inspect import inspect as inspect
+    from mpsim.matmul import MatmulCounters as MatmulCounters
+    from mpsim.matmul import explain_dot as explain_dot
     from mpsim.matmul import matmul as matmul
     from mpsim.matmul import matmul_codes as matmul_codes
     from mpsim.modes import NaN as NaN
     from mpsim.modes import Overflow as Overflow
     from mpsim.modes import Rounding as Rounding
     from mpsim.observe import observe as observe
+    from mpsim.ops import Units as Units
     from mpsim.rounding import round_to as round_to
     from mpsim.stochastic import Draws as Draws
     from mpsim.tensor import Tensor as Tensor
@@ -65,8 +77,10 @@ if TYPE_CHECKING:
     from . import amp as amp
     from . import arithmetic as arithmetic
     from . import blocks as blocks
+    from . import checkpoint as checkpoint
     from . import datasets as datasets
     from . import experiments as experiments
+    from . import memory as memory
     from . import nn as nn
     from . import optim as optim
     from . import plots as plots
@@ -78,8 +92,10 @@ _MODULES = (
     "amp",
     "arithmetic",
     "blocks",
+    "checkpoint",
     "datasets",
     "experiments",
+    "memory",
     "nn",
     "optim",
     "plots",
@@ -96,11 +112,13 @@ _NAMES = {
         "BF16 CATALOGUE CB16 DLFLOAT16 E2M1 E2M3 E3M2 E3M4 E4M3 E4M3B11FNUZ E4M3FNUZ E4M3IEEE E5M2 E5M2FNUZ E8M0 FP16 "
         "FP16ALT FP24AMD FP32 FP64 PXR24 TF32 UE4M3 UE5M3 FloatFormat finfo get_format register"
     ),
+    "functions": "cat chunk gather maximum minimum scatter_add split stack where",
     "gradcheck": "gradcheck",
     "inspect": "inspect",
-    "matmul": "matmul matmul_codes",
+    "matmul": "MatmulCounters explain_dot matmul matmul_codes",
     "modes": "NaN Overflow Rounding",
     "observe": "observe",
+    "ops": "Units",
     "rounding": "round_to",
     "stochastic": "Draws",
     "tensor": "Tensor matrix_unit no_grad",

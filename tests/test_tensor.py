@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import gc
 import pickle
 import threading
@@ -12,8 +13,10 @@ import pytest
 from bits import assert_same_bits
 from mpsim import Tensor, no_grad
 from mpsim.formats import BF16, E4M3, E5M2, FP16, FP32, FP64, TF32, FloatFormat, get_format
+from mpsim.ops import TABLE
 from mpsim.rounding import round_to
 from mpsim.tensor import apply, as_tensor, is_grad_enabled, matrix_unit, promote, settings, using
+from reference.operations import CASES, values
 
 
 def leaf(data: Any, format: Any = None) -> Tensor:
@@ -463,13 +466,177 @@ def test_backward_uses_the_values_of_the_forward_pass():
     assert grad(x).tolist() == [4.0]
 
 
-def test_a_result_that_no_longer_requires_grad_still_passes_on_what_was_recorded():
-    x = leaf([2.0])
+def test_whether_gradients_are_wanted_can_be_changed_for_leaves_alone():
+    x = Tensor([2.0]).requires_grad_()
     y = x * 2.0
-    z = y * 3.0
-    y.requires_grad = False
+    y.requires_grad = True
+    with pytest.raises(RuntimeError, match=r"only be changed for leaf tensors: detach\(\)"):
+        y.requires_grad = False
+    x.requires_grad = False
+    assert (x * 2.0).is_leaf
+    y.backward()  # as recorded
+    assert grad(x).tolist() == [2.0]
+
+
+def test_the_gradients_of_one_pass_are_added_before_those_of_others():
+    # 2048 + 1 + 1 is 2048 in FP16 from the left, and 2050 where the ones come first.
+    x = leaf([1.0], "fp16")
+    (x * 2048.0).backward()
+    (x * 1.0 + x * 1.0).backward()
+    assert grad(x).tolist() == [2050.0]
+
+
+def test_gradients_of_one_tensor_are_added_from_its_last_use_to_its_first():
+    # As torch's engine does, which runs the youngest operation first.
+    x = leaf([1.0], "fp16")
+    first, second, third = x * 2048.0, x * 1.0, x * 1.0
+    (first + (second + third)).backward()
+    assert grad(x).tolist() == [2050.0]
+    x.grad = None
+    first, second, third = x * 1.0, x * 1.0, x * 2048.0
+    (first + (second + third)).backward()
+    assert grad(x).tolist() == [2048.0]
+
+
+# Parts of tensors.
+
+
+def test_slices_give_their_gradients_to_the_whole():
+    x = leaf(np.zeros((3, 4), np.float32))
+    (x[0] * 2.0 + x[1, 1:3].sum() + x[:, ::2].sum() + x[-1]).sum().backward()
+    want = np.zeros((3, 4))
+    want[0] += 2
+    want[1, 1:3] += 4
+    want[:, ::2] += 4
+    want[-1] += 1
+    assert grad(x).tolist() == want.tolist()
+
+
+def test_slices_and_other_uses_share_no_gradient():
+    """Parts are added in place; a sum passes the same gradient to both of its terms, which must not change by that."""
+    a, b = leaf([1.0, 2.0]), leaf([3.0, 4.0])
+    x, y = a * 1.0, b * 1.0
+    part = x[:1].sum() * 10.0  # its gradient comes last
+    (part + ((x + y) * Tensor([2.0, 3.0])).sum()).backward()
+    assert grad(a).tolist() == [12.0, 3.0]
+    assert grad(b).tolist() == [2.0, 3.0]
+
+
+def test_sums_of_parts_are_rounded():
+    x = leaf([1.0, 1.0], "fp16")
+    a, b = x[0] * 1.0, x[0] * 2048.0
+    (a + b).backward()
+    assert grad(x).tolist() == [2048.0, 0.0]
+
+
+# Hooks.
+
+
+def test_a_hook_sees_the_whole_gradient_once_and_may_replace_it():
+    x = leaf([2.0, 3.0])
+    seen: list[list[float]] = []
+    x.register_hook(lambda g: seen.append(g.data.tolist()))
+    x.register_hook(lambda g: g * 10.0)
+    x.register_hook(lambda g: seen.append(g.data.tolist()))
+    (x * x).sum().backward()
+    assert seen == [[4.0, 6.0], [40.0, 60.0]]
+    assert grad(x).tolist() == [40.0, 60.0]
+
+
+def test_a_hook_of_an_intermediate_result_changes_what_goes_on_and_outlives_the_tensor():
+    x = leaf([2.0])
+    y = x * 3.0
+    handle = y.register_hook(lambda g: g * 100.0)
+    y.register_hook(lambda g: g + 1.0)
+    y.retain_grad()
+    z = y * 1.0 + y * 4.0
+    z.backward(retain_graph=True)
+    assert grad(y).tolist() == [501.0]  # after the hooks, as in torch
+    assert grad(x).tolist() == [1503.0]
+    handle.remove()
+    handle.remove()
+    del y
+    x.grad = None
     z.backward()
-    assert grad(x).tolist() == [6.0]
+    assert grad(x).tolist() == [18.0]
+
+
+def test_what_a_hook_returns_is_rounded_and_checked():
+    x = leaf([1.0], "fp16")
+    handle = x.register_hook(lambda g: Tensor([1 + 2.0**-20]))
+    (x * 1.0).backward()
+    assert grad(x).tolist() == [1.0]
+    handle.remove()
+    handle = x.register_hook(lambda g: Tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match=r"gradient of shape \(2,\); \(1,\) is needed"):
+        (x * 1.0).backward()
+    handle.remove()
+    x.register_hook(lambda g: 1.0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="returned float; a Tensor or None"):
+        (x * 1.0).backward()
+
+
+def test_a_hook_needs_a_gradient_to_come():
+    with pytest.raises(RuntimeError, match="register_hook: the tensor does not require grad"):
+        Tensor([1.0]).register_hook(lambda g: None)
+
+
+# Rules.
+
+
+def test_a_missing_rule_names_operation_and_argument(monkeypatch: pytest.MonkeyPatch):
+    def half_known(call: Any, g: Any, y: Any, input: Any, other: Any) -> Any:
+        return g, None
+
+    x, y = leaf([1.0]), leaf([2.0])
+    for vjp, argument, inputs in ((None, "input", (x, y)), (half_known, "other", (x, y))):
+        monkeypatch.setitem(TABLE, "add", dataclasses.replace(TABLE["add"], vjp=vjp))
+        with pytest.raises(NotImplementedError, match=rf"backward: add has no rule for the gradient of '{argument}'"):
+            (inputs[0] + inputs[1]).backward()
+    (x + y.detach()).backward()  # the gradient that is missing is not wanted
+    assert grad(x).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if name != "cast"])
+def test_the_graph_holds_the_values_that_a_rule_reads_and_no_others(name: str):
+    shapes, options = CASES[name][0]
+    inputs = [Tensor(x, requires_grad=True) * 1.0 for x in values(name, shapes)]
+    y = apply(name, *inputs, **options)
+    operation = TABLE[name]
+    assert y._node is not None
+    for i, (t, array) in enumerate(zip(inputs, y._node.arrays, strict=True)):
+        assert array is not None
+        assert (array is t.data) == operation.is_read(i)
+        assert (array.shape, array.dtype) == (t.shape, t.data.dtype)
+    known = operation.reads is None or set(operation.reads) <= {*map(operation.argument, range(9)), "output"}
+    assert known, "reads names an argument that the operation does not have"
+
+
+def test_what_no_rule_reads_is_freed_at_once():
+    x = leaf(np.ones(4))
+    y = x * 2.0
+    array = weakref.ref(y.data)
+    z = (y + 1.0).sum()
+    del y
+    assert array() is None
+    z.backward()
+    assert grad(x).tolist() == [2.0] * 4
+
+
+def test_arrays_are_freed_as_the_walk_passes():
+    x = leaf(np.full(3, 0.5))
+    kept = []
+    y = x
+    for _ in range(5):
+        y = y.tanh()
+        kept.append(weakref.ref(y.data))
+    alive: list[int] = []
+    x.register_hook(lambda g: alive.append(sum(ref() is not None for ref in kept)))
+    loss = y.sum()
+    del y
+    loss.backward()
+    assert alive == [1]  # of the operation whose rule is running
+    assert [ref() for ref in kept] == [None] * 5
 
 
 def test_detach_shares_the_values_and_cuts_the_history():

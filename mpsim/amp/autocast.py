@@ -6,15 +6,20 @@ import contextlib
 
 from mpsim import units
 from mpsim.formats import FP32, FP64, FormatLike, get_format
+from mpsim.ops import Units, UnitsLike
 from mpsim.tensor import Tensor, is_grad_enabled, settings, using
-from mpsim.units import MatrixUnit
 
 __all__ = ["FP32_OPS", "LOW_PRECISION_OPS", "autocast"]
 
-LOW_PRECISION_OPS = frozenset({"matmul", "linear"})
+LOW_PRECISION_OPS = frozenset({"matmul", "linear", "conv2d", "scaled_dot_product_attention"})
 """Operations run in the low format: those that matrix units accelerate (torch's CUDA list)."""
 
-FP32_OPS = frozenset({"exp", "log", "sum", "log_softmax", "nll_loss"})
+FP32_OPS = frozenset(
+    {
+        *("exp", "log", "pow", "rsqrt", "softplus", "sum", "softmax", "log_softmax", "layer_norm", "rms_norm"),
+        *("nll_loss", "mse_loss", "huber_loss", "binary_cross_entropy_with_logits"),
+    }
+)
 """Operations run in FP32: those that leave FP16's range or add up many terms (torch's CUDA list)."""
 
 
@@ -25,9 +30,9 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 - torch's name
     ----------
     format : FloatFormat or name
         The low format.
-    unit : MatrixUnit or name, optional
-        Matrix unit of the products, forward and backward; "native" is NumPy's FP32 product. Without one the unit in
-        force stays: that of an outer region or of `matrix_unit`, else "native".
+    unit : MatrixUnit, name or Units, optional
+        Matrix unit of the products, forward and backward, or one for each; "native" is NumPy's FP32 product. Without
+        one the unit in force stays: that of an outer region or of `matrix_unit`, else "native".
     enabled : bool
         False runs a part of an autocast region in the formats of its inputs.
     cache : bool
@@ -53,13 +58,14 @@ class autocast(contextlib.ContextDecorator):  # noqa: N801 - torch's name
     def __init__(
         self,
         format: FormatLike = "fp16",
-        unit: MatrixUnit | str | None = None,
+        unit: UnitsLike | None = None,
         enabled: bool = True,
         cache: bool = True,
     ) -> None:
         self.format = get_format(format)
         if unit is not None and enabled:
-            units.get(unit, inputs=self.format)  # an unknown unit, or one without such inputs, is an error here
+            for each in unit.each if isinstance(unit, Units) else (unit,):
+                units.get(each, inputs=self.format)  # an unknown unit, or one without such inputs, is an error here
         self.unit = unit
         self.enabled = enabled
         self.cache = cache

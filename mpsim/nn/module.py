@@ -1,9 +1,9 @@
-"""Modules: trees of layers with parameters, as in torch."""
+"""Modules: trees of layers with parameters and buffers, as in torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from mpsim.formats import FormatLike
 from mpsim.tensor import Tensor
 
-__all__ = ["Module", "Parameter"]
+__all__ = ["Buffer", "Module", "Parameter"]
+
+Buffer: TypeAlias = "Tensor | NDArray[np.integer[Any]]"
+"""State that is not learned: numbers in a format, or counts."""
 
 
 class Parameter(Tensor):
@@ -30,14 +33,18 @@ class Module:
     """
 
     training: bool = True
+    _buffers: dict[str, bool]
+    """Names of the attributes that are buffers, and whether each belongs to the state."""
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the output; a subclass defines it."""
         raise TypeError(f"{type(self).__name__} must define forward(self, ...)")
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the output."""
-        return self.forward(*inputs)
+        return self.forward(*inputs, **options)
+
+    # What is below.
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield the modules directly below, also those in a list or tuple, with their names."""
@@ -52,25 +59,74 @@ class Module:
         for _, child in self.named_children():
             yield child
 
-    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """Yield every parameter once, with its dotted name."""
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield this module and all below once, with their dotted names."""
         seen: set[int] = set()
-        for name, parameter in self._all_parameters(prefix):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield name, parameter
+        for name, module in self._all_modules(prefix):
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
 
-    def _all_parameters(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        for name, value in vars(self).items():
+    def _all_modules(self, prefix: str) -> Iterator[tuple[str, Module]]:
+        yield prefix, self
+        for name, child in self.named_children():
+            yield from child._all_modules(f"{prefix}.{name}" if prefix else name)
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all below once."""
+        for _, module in self.named_modules():
+            yield module
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Yield every parameter once, with its dotted name; ``prefix`` is put before as it is."""
+        for name, value, _ in self._tensors():
             if isinstance(value, Parameter):
                 yield prefix + name, value
-        for name, child in self.named_children():
-            yield from child._all_parameters(f"{prefix}{name}.")
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield every parameter once."""
         for _, parameter in self.named_parameters():
             yield parameter
+
+    def register_buffer(self, name: str, value: Buffer | None, persistent: bool = True) -> None:
+        """Set an attribute that is state but not learned.
+
+        Parameters
+        ----------
+        name : str
+        value : Tensor, array of integers, or None
+        persistent : bool
+            Whether it belongs to `state_dict`.
+        """
+        if value is not None and not isinstance(value, Tensor) and np.asarray(value).dtype.kind not in "iu":
+            raise TypeError(f"register_buffer: {name} is {type(value).__name__}; a Tensor or integers are needed")
+        vars(self).setdefault("_buffers", {})[name] = persistent
+        setattr(self, name, value)
+
+    def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
+        """Yield every buffer once, with its dotted name."""
+        for name, value, _ in self._tensors():
+            if not isinstance(value, Parameter):
+                yield name, value
+
+    def buffers(self) -> Iterator[Buffer]:
+        """Yield every buffer once."""
+        for _, buffer in self.named_buffers():
+            yield buffer
+
+    def _tensors(self) -> Iterator[tuple[str, Buffer, bool]]:
+        """Yield parameters and buffers once, module by module, and whether they belong to the state."""
+        seen: set[int] = set()
+        for path, module in self._all_modules(""):
+            held = vars(module)
+            own = [(name, value, True) for name, value in held.items() if isinstance(value, Parameter)]
+            own += [(name, held[name], persistent) for name, persistent in held.get("_buffers", {}).items()]
+            for name, value, persistent in own:
+                if value is not None and id(value) not in seen:
+                    seen.add(id(value))
+                    yield f"{path}.{name}" if path else name, value, persistent
+
+    # What is done to all of it.
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -78,10 +134,17 @@ class Module:
             parameter.grad = None
 
     def to(self, format: FormatLike) -> Self:
-        """Round every parameter to ``format``, in place; returns the module."""
+        """Round every parameter and buffer to ``format``, in place; returns the module."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            if isinstance(tensor, Tensor):
+                rounded = Tensor(tensor, format=format)
+                tensor.data, tensor.format, tensor.grad = rounded.data, rounded.format, None
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Let operations on all parameters be recorded, or not; returns the module."""
         for parameter in self.parameters():
-            rounded = Tensor(parameter, format=format)
-            parameter.data, parameter.format, parameter.grad = rounded.data, rounded.format, None
+            parameter.requires_grad = requires_grad
         return self
 
     def train(self, mode: bool = True) -> Self:
@@ -95,19 +158,44 @@ class Module:
         """Switch to evaluation behaviour."""
         return self.train(False)
 
-    def state_dict(self) -> dict[str, NDArray[Any]]:
-        """Return copies of all parameters by dotted name."""
-        return {name: parameter.data.copy() for name, parameter in self.named_parameters()}
+    # State.
 
-    def load_state_dict(self, state: Mapping[str, ArrayLike]) -> None:
-        """Set all parameters from arrays by dotted name; nothing changes if a name or a shape is wrong."""
-        own = dict(self.named_parameters())
+    def state_tensors(self) -> dict[str, Buffer]:
+        """Return all parameters and persistent buffers by dotted name: the tensors themselves."""
+        return {name: value for name, value, persistent in self._tensors() if persistent}
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return copies of all parameters and buffers by dotted name."""
+        return {name: np.array(t.data if isinstance(t, Tensor) else t) for name, t in self.state_tensors().items()}
+
+    def load_state_dict(self, state: Mapping[str, ArrayLike], strict: bool = True) -> None:
+        """Set all parameters and buffers from arrays by dotted name; nothing changes if a name or a shape is wrong.
+
+        Parameters
+        ----------
+        state : mapping of str to array_like
+            Rounded to the formats of the module.
+        strict : bool
+            False leaves alone what is missing, and names that the module does not have.
+        """
+        own = self.state_tensors()
         missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-        if missing or unexpected:
+        if strict and (missing or unexpected):
             raise ValueError(f"load_state_dict: missing {missing or 'none'}, unexpected {unexpected or 'none'}")
-        new = {name: Tensor(state[name], format=parameter.format).data for name, parameter in own.items()}
-        for name, parameter in own.items():
-            if np.shape(new[name]) != parameter.shape:
-                raise ValueError(f"load_state_dict: {name} has shape {new[name].shape}; {parameter.shape} is needed")
-        for name, parameter in own.items():
-            parameter.data = new[name]
+        new = {name: _like(held, state[name]) for name, held in own.items() if name in state}
+        for name, array in new.items():
+            if array.shape != own[name].shape:
+                raise ValueError(f"load_state_dict: {name} has shape {array.shape}; {own[name].shape} is needed")
+        for name, array in new.items():
+            held = own[name]
+            if isinstance(held, Tensor):
+                held.data = array
+            else:
+                held[...] = array
+
+
+def _like(held: Buffer, array: ArrayLike) -> NDArray[Any]:
+    """Return an array as its place holds it."""
+    if isinstance(held, Tensor):
+        return Tensor(array, format=held.format).data
+    return np.asarray(array).astype(held.dtype)

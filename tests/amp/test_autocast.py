@@ -14,6 +14,7 @@ from mpsim.observe import Record, observe
 from mpsim.ops import TABLE
 from mpsim.rounding import round_to
 from mpsim.tensor import Tensor, apply, matrix_unit, settings
+from reference.operations import CASES, values
 
 
 def leaf(data: Any, fmt: str = "fp32") -> Tensor:
@@ -34,29 +35,22 @@ X = np.array([[1.0, 2.0]], np.float32)
 # Which operation runs in which format.
 
 
-ARGUMENTS: dict[str, tuple[int, dict[str, Any]]] = {
-    **{name: (2, {}) for name in ("add", "sub", "mul", "div", "matmul", "linear")},
-    **{name: (1, {}) for name in ("neg", "relu", "tanh", "exp", "log", "sum", "mean", "log_softmax")},
-    "nll_loss": (1, {"target": np.array([0, 1])}),
-    "reshape": (1, {"shape": (4,)}),
-    "permute": (1, {"dims": (1, 0)}),
-}
-
-
 def test_the_lists_are_torchs_for_cuda_as_far_as_the_operations_go():
-    assert {"matmul", "linear"} == LOW_PRECISION_OPS
-    assert {"exp", "log", "sum", "log_softmax", "nll_loss"} == FP32_OPS
+    assert {"matmul", "linear", "conv2d", "scaled_dot_product_attention"} == LOW_PRECISION_OPS
+    assert {"exp", "log", "pow", "rsqrt", "softplus", "sum", "softmax", "log_softmax"} <= FP32_OPS
+    assert {"layer_norm", "rms_norm", "nll_loss", "mse_loss", "huber_loss"} <= FP32_OPS
+    assert {"binary_cross_entropy_with_logits"} <= FP32_OPS
+    assert len(FP32_OPS) == 14
     assert TABLE.keys() >= LOW_PRECISION_OPS | FP32_OPS
-    assert ARGUMENTS.keys() == TABLE.keys() - {"cast"}
 
 
 @pytest.mark.parametrize("low", ["fp16", "bf16"])
 @pytest.mark.parametrize("inputs", ["fp32", "fp16", "bf16", "fp64"])
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "cast"])
 def test_an_operation_runs_in_the_format_of_its_list(name: str, inputs: str, low: str):
-    count, options = ARGUMENTS[name]
+    shapes, options = CASES[name][0]
     with amp.autocast(low):
-        result = apply(name, *(Tensor(np.eye(2), format=inputs) for _ in range(count)), **options)
+        result = apply(name, *(Tensor(x, format=inputs) for x in values(name, shapes)), **options)
     if inputs == "fp64":
         want = "fp64"
     elif name in LOW_PRECISION_OPS:
@@ -325,3 +319,31 @@ def test_results_equal_casts_written_by_hand(layer: nn.Linear):
 def test_fp64_inputs_are_left_alone():
     with amp.autocast("fp16"):
         assert (Tensor(np.eye(2)) @ Tensor(np.eye(2))).format is FP64
+
+
+def test_a_region_may_have_a_unit_for_each_product():
+    # Aligned to 2**24, the terms keep bits down to 2, 1 and 1/2.
+    columns, ones = [[2.0**12, 2.0**12, 1.0, 0.5]], [[2.0**12, -(2.0**12), 1.0, 1.0]]
+    x, weight = leaf([[1.0]]), leaf(np.transpose(columns))
+    with amp.autocast("fp16", unit=mpsim.Units(forward="v100", input_gradient="a100", weight_gradient="h100")):
+        assert apply("linear", leaf(columns), leaf(ones)).item() == 0.0
+        y = apply("linear", x, weight)
+    y.backward(ones)
+    assert x.grad is not None
+    assert x.grad.item() == 1.0
+    with pytest.raises(ValueError, match="v100 has no instruction for inputs bf16"):
+        amp.autocast("bf16", unit=mpsim.Units(forward="a100", input_gradient="a100", weight_gradient="v100"))
+
+
+def test_a_transformer_block_in_a_region_normalises_in_fp32_and_multiplies_in_the_low_format():
+    block, x = nn.TransformerBlock(8, 2, 16, 0.0, "gelu", rng=0), leaf(np.random.default_rng(0).normal(size=(3, 2, 8)))
+    with observe() as record, amp.autocast("bf16"):
+        y = block(x)
+    assert y.format is FP32
+    for fmt, name in (("fp32", "layer_norm"), ("bf16", "linear"), ("bf16", "scaled_dot_product_attention")):
+        assert record.counters("activation", producers={name}).elements > 0
+        assert record.counters("activation", producers={name}, fmt=fmt).elements == (
+            record.counters("activation", producers={name}).elements
+        )
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.format is FP32 for p in block.parameters())

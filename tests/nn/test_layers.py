@@ -64,7 +64,7 @@ def test_linear_maps_the_last_axis(shape: tuple[int, ...]):
 
 @pytest.mark.parametrize("shape", [(), (2,), (3, 2)])
 def test_linear_refuses_another_number_of_inputs(shape: tuple[int, ...]):
-    with pytest.raises(ValueError, match=r"linear: x is \(.*\), weight is \(4, 3\); x.shape\[-1\] must equal"):
+    with pytest.raises(ValueError, match=r"linear: input is \(.*\), weight is \(4, 3\); input.shape\[-1\] must equal"):
         nn.Linear(3, 4, rng=0)(np.ones(shape, np.float32))
 
 
@@ -149,11 +149,12 @@ def test_labels_that_do_not_fit_are_refused(labels: object, error: type[Exceptio
         nn.functional.cross_entropy(Tensor(np.zeros((2, 3))), labels)
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3, 4)])
-def test_logits_must_be_a_matrix(shape: tuple[int, ...]):
+def test_logits_must_have_classes():
     for loss in (nn.functional.cross_entropy, nn.functional.nll_loss):
-        with pytest.raises(ValueError, match=r"input has shape .*; \(n, classes\) is needed"):
-            loss(Tensor(np.zeros(shape)), [0])
+        with pytest.raises(
+            ValueError, match=r"input has shape \(\); \(batch, classes, ...\) or \(classes,\) is needed"
+        ):
+            loss(Tensor(np.zeros(())), 0)
 
 
 def test_the_loss_of_no_rows_is_nan_as_in_torch():

@@ -188,3 +188,97 @@ def test_a_module_without_forward_says_so():
 
     with pytest.raises(TypeError, match="Empty must define forward"):
         Empty()(1)
+
+
+# Buffers and lists.
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        self.weight = nn.Parameter([1.0])
+        self.register_buffer("mean", Tensor([0.1], format="fp32"))
+        self.register_buffer("steps", np.array(0, np.int64))
+        self.register_buffer("scratch", Tensor([5.0]), persistent=False)
+        self.register_buffer("absent", None)
+
+
+def test_buffers_belong_to_the_state_but_are_not_learned():
+    model = nn.Sequential(Counting(), nn.ReLU(), Counting())
+    names = [f"{i}.{name}" for i in (0, 2) for name in ("weight", "mean", "steps")]
+    assert list(model.state_dict()) == names
+    assert [name for name, _ in model.named_buffers()] == [
+        f"{i}.{name}" for i in (0, 2) for name in ("mean", "steps", "scratch")
+    ]
+    assert len(list(model.buffers())) == 6
+    assert len(list(model.parameters())) == 2
+
+
+def test_buffers_are_loaded_in_place_and_counts_stay_integers():
+    model = Counting()
+    model.load_state_dict({"weight": [2.0], "mean": [0.5], "steps": 7})
+    assert (model.mean.data.tolist(), model.steps.dtype, int(model.steps)) == ([0.5], np.int64, 7)
+    state = model.state_dict()
+    state["steps"][...] = 9
+    assert int(model.steps) == 7
+
+
+def test_buffers_are_rounded_with_the_parameters():
+    model = Counting().to("fp16")
+    assert model.mean.format is FP16
+    assert_same_bits(model.mean.data, round_to(np.float32([0.1]), "fp16"))
+    assert int(model.steps) == 0
+
+
+def test_a_buffer_is_a_tensor_or_integers():
+    with pytest.raises(TypeError, match="register_buffer: x is float; a Tensor or integers are needed"):
+        nn.Module().register_buffer("x", 0.5)  # type: ignore[arg-type]
+
+
+def test_a_state_that_need_not_fit_sets_what_fits():
+    model = network()
+    before = model.state_dict()
+    model.load_state_dict({"0.bias": np.ones(3), "other": np.ones(2)}, strict=False)
+    assert model.state_dict()["0.bias"].tolist() == [1.0] * 3
+    assert_same_bits(model.state_dict()["0.weight"], before["0.weight"])
+    with pytest.raises(ValueError, match=r"0\.bias has shape"):
+        model.load_state_dict({"0.bias": np.ones(2)}, strict=False)
+
+
+def test_a_list_of_modules_is_found_by_position():
+    layers = nn.ModuleList([nn.Linear(2, 2, rng=0)]).append(nn.ReLU()).extend([nn.Linear(2, 1, rng=1)])
+    assert [name for name, _ in layers.named_parameters()] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert (len(layers), layers[-1].weight.shape, len(layers[1:])) == (3, (1, 2), 2)
+    assert isinstance(layers[1:], nn.ModuleList)
+    x: Any = np.ones((1, 2), np.float32)
+    for layer in layers:
+        x = layer(x)
+    assert x.shape == (1, 1)
+    with pytest.raises(TypeError, match="ModuleList must define forward"):
+        layers(x)
+
+
+def test_a_part_of_a_sequence_is_a_sequence():
+    model, x = network(), np.ones((1, 2), np.float32)
+    assert_same_bits(model[2:](model[:2](x)).data, model(x).data)
+
+
+def test_every_module_is_found_once_with_its_name():
+    model = Branches()
+    assert [name for name, _ in model.named_modules()] == ["", "first", "left.0", "left.1", "right.0"]
+    assert len(list(model.modules())) == 5
+
+
+def test_parameters_can_be_frozen():
+    model = network().requires_grad_(False)
+    assert model(np.ones((1, 2), np.float32)).is_leaf
+    model[0].requires_grad_()
+    model(np.ones((1, 2), np.float32)).sum().backward()
+    assert [p.grad is not None for p in model.parameters()] == [True, True, False, False]
+
+
+def test_options_reach_forward():
+    class Scaled(nn.Module):
+        def forward(self, x: float, *, by: float = 1.0) -> float:
+            return x * by
+
+    assert Scaled()(3.0, by=2.0) == 6.0

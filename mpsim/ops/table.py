@@ -1,0 +1,123 @@
+"""What an operation of the table is, and how it is told to compute."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim import units
+from mpsim.formats import FP32, FP64, FloatFormat
+from mpsim.matmul import matmul as unit_matmul
+from mpsim.rounding import round_to
+from mpsim.units import MatrixUnit
+
+__all__ = ["Array", "Call", "Gradients", "Operation", "Part", "Product", "Units", "UnitsLike"]
+
+Array: TypeAlias = "NDArray[Any]"
+Product: TypeAlias = Literal["forward", "input_gradient", "weight_gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A gradient that is zero but at an index, for which slices do: the engine adds it there, in place."""
+
+    shape: tuple[int, ...]
+    index: tuple[Any, ...]
+    values: Array
+
+
+Gradients: TypeAlias = "tuple[Array | Part | None, ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """A matrix unit for each of the three products of a layer."""
+
+    forward: MatrixUnit | str = "native"
+    input_gradient: MatrixUnit | str = "native"
+    """Of the gradient of what is not a weight: of ``a`` in ``a @ b``, and of all inputs of attention."""
+    weight_gradient: MatrixUnit | str = "native"
+    """Of the gradient of a weight: of ``b`` in ``a @ b``."""
+
+    @property
+    def each(self) -> tuple[MatrixUnit | str, ...]:
+        """The three units."""
+        return self.forward, self.input_gradient, self.weight_gradient
+
+
+UnitsLike: TypeAlias = "Units | MatrixUnit | str"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How one operation is to compute, and what its forward pass leaves for its backward pass."""
+
+    fmt: FloatFormat
+    """Format of the inputs."""
+    unit: UnitsLike = "native"
+    """Matrix unit of the products, forward and backward."""
+    wanted: tuple[bool, ...] = ()
+    """For each input, whether its gradient is wanted."""
+    saved: dict[str, Array] = field(default_factory=dict)
+    """Intermediate results, in the inner arithmetic, that the forward pass keeps for the backward pass."""
+
+    def matmul(self, a: Array, b: Array, product: Product = "forward") -> Array:
+        """Return ``a @ b`` as the unit leaves it in FP32, before the rounding to the result's format."""
+        unit = getattr(self.unit, product) if isinstance(self.unit, Units) else self.unit
+        if unit in ("native", units.NATIVE) or self.fmt is FP32 or self.fmt is FP64:
+            return np.asarray(a @ b)
+        return unit_matmul(a, b, unit=_instruction(unit, self.fmt), rounded=True)
+
+    def operand(self, x: Array) -> Array:
+        """Return an intermediate result rounded to the inputs' format, as a product needs it."""
+        return x if self.fmt is FP32 or self.fmt is FP64 else round_to(x, self.fmt)
+
+
+@functools.lru_cache(maxsize=256)
+def _instruction(unit: MatrixUnit | str, fmt: FloatFormat) -> MatrixUnit:
+    """Return the instruction of a unit that multiplies ``fmt`` into FP32."""
+    return units.get(unit, inputs=fmt, out=FP32)
+
+
+@functools.cache
+def _names(forward: Callable[..., Array]) -> tuple[str, ...]:
+    """Return the names of a rule's inputs and options."""
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of the table."""
+
+    name: str
+    forward: Callable[..., Array]
+    """``forward(call, *inputs, **options)`` returns the unrounded result; an input with a default may be None."""
+    vjp: Callable[..., Gradients] | None = None
+    """``vjp(call, grad, output, *inputs, **options)`` returns one unrounded gradient for each input; None for those
+    that are not wanted. Without it, or where a wanted one is None, backward is an error."""
+    reads: tuple[str, ...] | None = None
+    """Names of the inputs whose values ``vjp`` reads, ``"output"`` among them; of the others it sees shape and dtype
+    alone. All, unless given."""
+    exact: bool = False
+    """Whether results are values of the inputs' format already, so that nothing is left to round."""
+    exact_vjp: bool = False
+    """Whether gradients are values of the format of ``grad`` already."""
+    formats: Literal["promoted", "equal", "first"] = "promoted"
+    """What becomes of inputs of different formats: they are promoted; refused; or left as they are, with a result in
+    the format of the first."""
+
+    def argument(self, position: int) -> str:
+        """Return the name of an input."""
+        names = _names(self.forward)
+        # The last name of a signature like (call, *tensors) stands for all that follow.
+        return names[min(position, len(names) - 1)]
+
+    def is_read(self, position: int) -> bool:
+        """Return whether the backward pass reads the values of an input."""
+        return self.reads is None or self.argument(position) in self.reads
