@@ -156,6 +156,8 @@ _SCHEDULE_FIELDS = frozenset(field.name for field in dataclasses.fields(Schedule
 
 def _planned(schedule: ScheduleLike, choices: Choices) -> tuple[Schedule, EpilogueChoices]:
     """Return the schedule and what is left for the epilogue."""
+    if not choices and isinstance(schedule, Schedule):
+        return schedule, {}
     unknown = choices.keys() - _SCHEDULE_FIELDS - EpilogueChoices.__annotations__.keys()
     if unknown:
         known = sorted(_SCHEDULE_FIELDS | EpilogueChoices.__annotations__.keys())
