@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mpsim.exact import decimal_text, error_text, power_text
-from mpsim.formats import get_format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "claims_table",
     "explanation_dict",
-    "explanation_parts",
     "format_dict",
     "format_panel",
     "formats_table",
@@ -346,30 +344,6 @@ def units_legend(units: Sequence[MatrixUnit]) -> list[RenderableType]:
 # One dot product.
 
 
-def explanation_parts(told: Explanation) -> list[RenderableType]:
-    """Return the steps of a dot product as tables."""
-    unit = told.unit
-    scaled = f" with {unit.scale} scales" if unit.scale else ""
-    parts: list[RenderableType] = [
-        Text.assemble(
-            (unit.architecture, "bold"), f" {unit.instruction}: {unit.a} x {unit.b}{scaled}, {unit.out} result"
-        ),
-    ]
-    for step in told.steps:
-        numeric = step.columns[1:]
-        rows = [[_cell(cell) for cell in row] for row in step.rows]
-        parts += [Text(), Text(step.title, "bold"), table(step.columns, rows, numeric)]
-        parts += [Text(), _facts([(name, _cell(cell)) for name, cell in step.facts])] if step.facts else []
-    digits = (get_format(unit.out).bits + 3) // 4
-    facts = [
-        ("result", f"{_cell(told.value)}   0x{told.code:0{digits}x}"),
-        ("exact", _cell(told.exact)),
-    ]
-    if (error := told.error_ulps) is not None:
-        facts.append(("error", f"{error:+.4g} ulp of the exact value"))
-    return [*parts, Text(), _facts(facts)]
-
-
 def explanation_dict(told: Explanation) -> dict[str, Any]:
     """Return the steps of a dot product as JSON types; exact numbers as text."""
     return {
@@ -388,13 +362,6 @@ def explanation_dict(told: Explanation) -> dict[str, Any]:
         "exact": _plain_cell(told.exact),
         "error_ulps": told.error_ulps,
     }
-
-
-def _cell(cell: Any) -> str:
-    """Return an exact number to read, to twelve digits."""
-    if cell is None:
-        return ""
-    return decimal_text(cell, 12) if isinstance(cell, Fraction) else str(cell)
 
 
 def _plain_cell(cell: Any) -> Any:

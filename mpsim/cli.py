@@ -212,7 +212,7 @@ def explain(
     if as_json:
         _text.print_json(_text.explanation_dict(told))
     else:
-        _text.show(*_text.explanation_parts(told))
+        print(told)
 
 
 def _pair(inputs: str | None) -> str | tuple[str, str] | None:

@@ -189,7 +189,7 @@ def alignment(step: Step, ax: Axes | None = None) -> Axes:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=_LINES[0], label="bits kept"), Patch(color=_LINES[1], label="bits cut off")]
-    ax.legend(handles=handles, fontsize=8, loc="lower left")
+    ax.legend(handles=handles, fontsize=8, loc="center left")
     return ax
 
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from mpsim import units
 from mpsim.blocks import BlockFormat, quantize
 from mpsim.encoding import encode
-from mpsim.exact import floor_log2, power_of_two
+from mpsim.exact import decimal_text, floor_log2, power_of_two
 from mpsim.formats import FormatLike, get_format
 from mpsim.matmul._operands import accumulator_format, decoded, values
 from mpsim.matmul._steps import Dot, Step, steps_of
@@ -50,6 +50,22 @@ class Explanation:
         fmt = get_format(self.unit.out)
         e = fmt.emin if self.exact == 0 else max(floor_log2(abs(self.exact)), fmt.emin)
         return float((Fraction(self.value) - self.exact) / power_of_two(e - fmt.p + 1))
+
+    def __str__(self) -> str:
+        unit = self.unit
+        scaled = f" with {unit.scale} scales" if unit.scale else ""
+        lines = [f"{unit.architecture} {unit.instruction}: {unit.a} x {unit.b}{scaled}, {unit.out} result"]
+        for step in self.steps:
+            lines += ["", step.title, *_columns([step.columns, *map(_cells, step.rows)], ruled=True)]
+            lines += ["", *_columns([_cells(fact) for fact in step.facts])] if step.facts else []
+        digits = (get_format(unit.out).bits + 3) // 4
+        facts = [
+            ("result", f"{_cell(self.value)}   0x{self.code:0{digits}x}"),
+            ("exact", _cell(self.exact)),
+        ]
+        if (error := self.error_ulps) is not None:
+            facts.append(("error", f"{error:+.4g} ulp of the exact value"))
+        return "\n".join([*lines, "", *_columns(facts)])
 
 
 def explain_dot(
@@ -199,3 +215,22 @@ def _exact(dot: Dot, factors: tuple[float, ...]) -> Fraction | float:
     scales = [power_of_two(e) * (s or 0) for e, s in dot.scales] or [Fraction(1)] * len(dot.a)
     products = (Fraction(x) * Fraction(y) * s for x, y, s in zip(dot.a, dot.b, scales, strict=True))
     return sum(products, Fraction(dot.c))
+
+
+def _columns(rows: Sequence[Sequence[str]], ruled: bool = False) -> list[str]:
+    """Return rows as lines, in columns two blanks apart; with a rule under the first row, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    align = str.rjust if ruled else str.ljust
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(align, row[1:], widths[1:])]).rstrip() for row in rows]
+    return [lines[0], "-" * (sum(widths) + 2 * len(widths) - 2), *lines[1:]] if ruled else lines
+
+
+def _cells(row: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(map(_cell, row))
+
+
+def _cell(cell: Any) -> str:
+    """Return an exact number to read, to twelve digits."""
+    if cell is None:
+        return ""
+    return decimal_text(cell, 12) if isinstance(cell, Fraction) else str(cell)
