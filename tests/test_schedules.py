@@ -1,5 +1,6 @@
 """How libraries cut K, join partial results and finish, against an exact twin."""
 
+import dataclasses
 import itertools
 from fractions import Fraction
 from typing import Any
@@ -190,6 +191,32 @@ def test_block_formats_are_quantised_on_the_way() -> None:
         matmul(qa, b)
     with pytest.raises(ValueError, match="a is in nvfp4; blackwell"):
         matmul(qa, qb, unit="b200", inputs="mxfp8_e4m3")
+
+
+@pytest.mark.parametrize("name", ["mxfp8_e4m3", "mxfp4", "nvfp4"])
+def test_blocks_keep_their_scales_however_k_is_cut(name: str) -> None:
+    rng = np.random.default_rng(9)
+    a, b = rng.standard_normal((4, 300)), rng.standard_normal((300, 5)) * 2.0 ** rng.integers(-9, 9, (300, 1))
+    qa, qb = (dataclasses.replace(q, tensor_scale=1.0) for q in (quantize(a, name), quantize(b, name, axis=0)))
+
+    def part(*pieces: range) -> Array:
+        """Return the product of some whole blocks, put side by side."""
+        length = qa.format.length
+        ks = np.concatenate(pieces)
+        blocks = np.unique(ks // length)
+        left = dataclasses.replace(qa, codes=qa.codes[:, ks], scales=qa.scales[:, blocks])
+        right = dataclasses.replace(qb, codes=qb.codes[ks], scales=qb.scales[blocks])
+        return matmul(left, right, unit="b200", inputs=name)
+
+    both = matmul(qa, qb, unit="b200", inputs=name, split_k=2)
+    assert_same_bits(both, part(range(192)) + part(range(192, 300)))
+    promoted = matmul(qa, qb, unit="b200", inputs=name, promotion=128)
+    assert_same_bits(promoted, part(range(128)) + part(range(128, 256)) + part(range(256, 300)))
+    striped = matmul(qa, qb, unit="b200", inputs=name, stripes=2)
+    even, odd = ([range(k, min(k + 32, 300)) for k in range(first, 300, 64)] for first in (0, 32))
+    assert_same_bits(striped, part(*even) + part(*odd))
+    with pytest.raises(ValueError, match=r"promotion is 100; .* takes whole blocks of"):
+        matmul(qa, qb, unit="b200", inputs=name, promotion=100)
 
 
 def test_wrong_choices_say_what_would_do() -> None:

@@ -156,7 +156,13 @@ _SCHEDULE_FIELDS = frozenset(field.name for field in dataclasses.fields(Schedule
 
 def _planned(schedule: ScheduleLike, choices: Choices) -> tuple[Schedule, EpilogueChoices]:
     """Return the schedule and what is left for the epilogue."""
-    if not choices and isinstance(schedule, Schedule):
+    if isinstance(schedule, str):
+        if schedule not in SCHEDULES:
+            raise ValueError(
+                f"matmul: schedule is {schedule!r}; it must be a Schedule or one of {', '.join(SCHEDULES)}"
+            )
+        schedule = SCHEDULES[schedule]
+    if not choices:
         return schedule, {}
     unknown = choices.keys() - _SCHEDULE_FIELDS - EpilogueChoices.__annotations__.keys()
     if unknown:
@@ -164,12 +170,6 @@ def _planned(schedule: ScheduleLike, choices: Choices) -> tuple[Schedule, Epilog
         raise TypeError(
             f"matmul: unknown keyword {', '.join(sorted(unknown))}; beside the unit's there are {', '.join(known)}"
         )
-    if isinstance(schedule, str):
-        if schedule not in SCHEDULES:
-            raise ValueError(
-                f"matmul: schedule is {schedule!r}; it must be a Schedule or one of {', '.join(SCHEDULES)}"
-            )
-        schedule = SCHEDULES[schedule]
     fields: dict[str, Any] = {name: value for name, value in choices.items() if name in _SCHEDULE_FIELDS}
     finish: Any = {name: value for name, value in choices.items() if name not in _SCHEDULE_FIELDS and value is not None}
     many = max(np.size(finish.get(name, 1.0)) for name in ("scale_a", "scale_b")) > 1

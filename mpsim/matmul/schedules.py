@@ -118,9 +118,15 @@ def walk(
         What the reductions that round between splits round to.
     block_scales : callable, optional
         From a k, the product of the scales [M, N] of its block, which multiplies a promoted result as it is added.
+
+    Raises
+    ------
+    ValueError
+        A block-scaled unit, and a schedule that cuts its blocks.
     """
     if schedule.is_one_chain and block_scales is None:
         return chain(operands, row)
+    _require_whole_blocks(schedule, row)
     parts = []
     for s, tiles in enumerate(_dealt(operands.a.shape[1], schedule)):
         start = operands.c if s == 0 else None
@@ -160,22 +166,40 @@ def _promoted(
 ) -> Values:
     """Return what one accumulator makes of the products at ``own``."""
     if not promotion:
-        return chain(_at(operands, own, start), row)
+        return chain(_at(operands, own, start, row.scale_block), row)
     total = np.zeros((operands.a.shape[0], operands.b.shape[1]), np.float32) if start is None else start
     for first in range(0, own.size, promotion):
-        part = chain(_at(operands, own[first : first + promotion], None), row)
+        part = chain(_at(operands, own[first : first + promotion], None, row.scale_block), row)
         total = (
             rounded_sum(total, part) if block_scales is None else multiply_add(part, block_scales(own[first]), total)
         )
     return total
 
 
-def _at(operands: Operands, own: NDArray[np.intp], start: Values | None) -> Operands:
-    """Return the part of matrices at some k."""
-    if own.size and own[-1] - own[0] + 1 == own.size:
-        part = slice(int(own[0]), int(own[-1]) + 1)
-        return Operands(operands.a[:, part], operands.b[part], start)
-    return Operands(operands.a[:, own], operands.b[own], start)
+def _require_whole_blocks(schedule: Schedule, row: MatrixUnit) -> None:
+    """Refuse to cut K inside a block of elements that share a scale."""
+    if not row.scale:
+        return
+    lengths = {
+        "tile": schedule.tile,
+        "tile / stripes": schedule.tile // schedule.stripes,
+        "promotion": schedule.promotion,
+    }
+    for name, length in lengths.items():
+        if length % row.scale_block:
+            raise ValueError(
+                f"matmul: {name} is {length}; {row} takes whole blocks of {row.scale_block} elements that share a scale"
+            )
+
+
+def _at(operands: Operands, own: NDArray[np.intp], start: Values | None, scale_block: int) -> Operands:
+    """Return the part of matrices at some k, which are whole blocks where blocks have scales."""
+    ks = slice(int(own[0]), int(own[-1]) + 1) if own.size and own[-1] - own[0] + 1 == own.size else own
+    part = Operands(operands.a[:, ks], operands.b[ks], start)
+    if operands.scale_a is None or operands.scale_b is None:
+        return part
+    blocks = own[::scale_block] // scale_block
+    return part._replace(scale_a=operands.scale_a[:, blocks], scale_b=operands.scale_b[blocks])
 
 
 def _serial(parts: list[Values]) -> Values:
