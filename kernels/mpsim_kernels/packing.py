@@ -23,7 +23,7 @@ def room(shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
     """Return an uninitialised array that begins at a cache line, so that no vector of a row crosses one."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + _LINE, np.uint8)
-    start = -memory.ctypes.data % _LINE
+    start = -memory.__array_interface__["data"][0] % _LINE
     found: NDArray[Any] = memory[start : start + size].view(dtype).reshape(shape)
     return found
 
