@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mpsim_kernels._jit import kernel
 from mpsim_kernels._threads import in_ranges
-from mpsim_kernels.fused_dot import INF_EXPONENT, FusedDot, Operand, Words, split_floats, split_word
+from mpsim_kernels.fused_dot import INF_EXPONENT, FusedDot, Operand, Words, split_matrix, split_word
 
 __all__ = ["count_cuts"]
 
@@ -70,9 +70,7 @@ def count_cuts(
     """
     sides: list[NDArray[Any]] = []
     for words, operand in ((words_a, operands[0]), (np.ascontiguousarray(words_b.T), operands[1])):
-        sigs, exponents = np.empty(words.shape, np.int32), np.empty(words.shape, np.int16)
-        split_floats(words.reshape(-1).view(np.uint32), operand.emin, sigs.reshape(-1), exponents.reshape(-1))
-        sides += [sigs, exponents]
+        sides += split_matrix(words, operand)
     moved = np.zeros(words_c.shape, np.int64) if shifts is None else np.ascontiguousarray(shifts, np.int64)
     parts: list[NDArray[np.int64]] = []
 

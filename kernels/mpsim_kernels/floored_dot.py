@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpsim_kernels._jit import kernel
 from mpsim_kernels._threads import in_ranges
-from mpsim_kernels.fused_dot import INF_EXPONENT, NAN_EXPONENT, Operand, Words, split_floats, split_word
+from mpsim_kernels.fused_dot import INF_EXPONENT, NAN_EXPONENT, Operand, Words, split_matrix, split_word
 from mpsim_kernels.significands import bit_length
 
 __all__ = ["FLOORED_NAN", "ZERO_EXPONENT", "general_floored_gemm"]
@@ -66,8 +66,7 @@ def general_floored_gemm(
 
 
 def _split(words: Words, operand: Operand) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
-    sigs, exponents = np.empty(words.shape, np.int32), np.empty(words.shape, np.int16)
-    split_floats(words.reshape(-1).view(np.uint32), operand.emin, sigs.reshape(-1), exponents.reshape(-1))
+    sigs, exponents = split_matrix(words, operand)
     exponents[sigs == 0] = ZERO_EXPONENT
     return sigs, exponents
 
@@ -77,7 +76,7 @@ def _rows(a: Any, ea: Any, b: Any, eb: Any, c: Any, unit: Any, groups: Any, d: A
     """Write the words of ``a @ b + c`` in ``d``.
 
     ``a`` and ``ea``, ``b`` and ``eb`` are significands int32 and exponents int16 of the left operand [M, K] and of the
-    transposed right one [N, K], as `split_floats` gives them; ``c`` and ``d`` uint32 [M, N] are words of float32.
+    transposed right one [N, K], as `split_matrix` gives them; ``c`` and ``d`` uint32 [M, N] are words of float32.
     """
     for i in range(d.shape[0]):
         for j in range(d.shape[1]):

@@ -20,7 +20,7 @@ import numpy as np
 
 from mpsim_kernels._jit import kernel
 from mpsim_kernels.floored_specials import Hints, decide
-from mpsim_kernels.lanes import INF, MAGNITUDE, TILE, higher, power_of_two, sum_32
+from mpsim_kernels.lanes import INF, MAGNITUDE, TILE, higher, power_of_two, sum_32, sum_of_4_cut
 
 __all__ = ["FlooredNumbers", "floored_rows", "pack_floats"]
 
@@ -150,26 +150,13 @@ def _set_scale_64(top: Any, n: FlooredNumbers, scale: Any) -> None:
 
 
 @kernel
-def _cut(a: Any, b: Any, scale: Any) -> Any:
-    """Return the product in units of the sum, cut toward zero."""
-    return np.int32(a * b * scale)
-
-
-@kernel
-def _cut_4(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, b2: Any, b3: Any, scale: Any) -> Any:
-    """Return the sum of 4 cut products."""
-    low = sum_32(_cut(a0, b0, scale), _cut(a1, b1, scale))
-    return sum_32(low, sum_32(_cut(a2, b2, scale), _cut(a3, b3, scale)))
-
-
-@kernel
 def _add_4(a: Any, b: Any, first: Any, step: Any, scale: Any, total: Any) -> None:
     """Add 4 cut products to ``total``."""
     k0, k1, k2, k3 = first, first + step, first + 2 * step, first + 3 * step
     a0, a1, a2, a3 = a[k0], a[k1], a[k2], a[k3]
     b0, b1, b2, b3 = b[k0], b[k1], b[k2], b[k3]
     for j in range(total.size):
-        total[j] = sum_32(total[j], _cut_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale[j]))
+        total[j] = sum_32(total[j], sum_of_4_cut(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale[j]))
 
 
 @kernel
@@ -180,8 +167,8 @@ def _add_8(a: Any, b: Any, first: Any, step: Any, scale: Any, total: Any) -> Non
     a0, a1, a2, a3, a4, a5, a6, a7 = a[k0], a[k1], a[k2], a[k3], a[k4], a[k5], a[k6], a[k7]
     b0, b1, b2, b3, b4, b5, b6, b7 = b[k0], b[k1], b[k2], b[k3], b[k4], b[k5], b[k6], b[k7]
     for j in range(total.size):
-        low = _cut_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale[j])
-        high = _cut_4(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], scale[j])
+        low = sum_of_4_cut(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale[j])
+        high = sum_of_4_cut(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], scale[j])
         total[j] = sum_32(total[j], sum_32(low, high))
 
 

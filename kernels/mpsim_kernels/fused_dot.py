@@ -23,6 +23,7 @@ __all__ = [
     "fused_rows",
     "general_gemm",
     "split_floats",
+    "split_matrix",
     "split_word",
 ]
 
@@ -248,8 +249,8 @@ def general_gemm(
         Words of float32.
     """
     shape = words_a.shape[0], words_b.shape[1]
-    a, ea = _split(words_a, operands[0])
-    b, eb = _split(np.ascontiguousarray(words_b.T), operands[1])
+    a, ea = split_matrix(words_a, operands[0])
+    b, eb = split_matrix(np.ascontiguousarray(words_b.T), operands[1])
     c = (np.zeros(shape, np.int32) if words_c is None else words_c).view(np.uint32)
     d = np.empty(shape, np.uint32)
     wanted = np.ones(shape, np.int8) if where is None else where
@@ -262,7 +263,8 @@ def general_gemm(
     return d.view(np.int32)
 
 
-def _split(words: Words, operand: Operand) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
+def split_matrix(words: Words, operand: Operand) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
+    """Return the significands and exponents of a contiguous matrix, as `split_floats` gives them."""
     sigs, exponents = np.empty(words.shape, np.int32), np.empty(words.shape, np.int16)
     split_floats(words.reshape(-1).view(np.uint32), operand.emin, sigs.reshape(-1), exponents.reshape(-1))
     return sigs, exponents

@@ -17,6 +17,7 @@ __all__ = [
     "power_of_two",
     "sign_and_magnitude",
     "sum_32",
+    "sum_of_4_cut",
 ]
 
 MAGNITUDE, SIGN, INF = np.int32(0x7FFFFFFF), np.int32(-(1 << 31)), np.int32(0x7F800000)
@@ -44,6 +45,19 @@ def higher(a: Any, b: Any) -> Any:
 def sum_32(a: Any, b: Any) -> Any:
     """Return the sum of two int32, which must fit."""
     return np.int32(a + b)
+
+
+@kernel
+def _cut(a: Any, b: Any, scale: Any) -> Any:
+    """Return the product in units of ``1 / scale``, cut toward zero; it must fit an int32."""
+    return np.int32(a * b * scale)
+
+
+@kernel
+def sum_of_4_cut(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, b2: Any, b3: Any, scale: Any) -> Any:
+    """Return the sum of 4 products in units of ``1 / scale``, each cut toward zero."""
+    low = sum_32(_cut(a0, b0, scale), _cut(a1, b1, scale))
+    return sum_32(low, sum_32(_cut(a2, b2, scale), _cut(a3, b3, scale)))
 
 
 @kernel

@@ -20,7 +20,7 @@ from mpsim_kernels.fused_dot import (
     Operand,
     Words,
     fused_rows,
-    split_floats,
+    split_matrix,
 )
 from mpsim_kernels.lanes import INF, MAGNITUDE
 from mpsim_kernels.packing import ZERO_EXPONENT, pack, survey
@@ -236,8 +236,7 @@ def general_scaled_gemm(
 
 def _split(words: Words, scales: Scales, operand: Operand, block: int) -> tuple[NDArray[np.int32], NDArray[np.int16]]:
     """Return significands and exponents [R, K] of scaled numbers; a NaN scale makes them NaN."""
-    sigs, exponents = np.empty(words.shape, np.int32), np.empty(words.shape, np.int16)
-    split_floats(words.reshape(-1).view(np.uint32), operand.emin, sigs.reshape(-1), exponents.reshape(-1))
+    sigs, exponents = split_matrix(words, operand)
     codes = scales[:, np.arange(words.shape[1]) // block]
     scaled = exponents + _EXPONENTS[codes].astype(np.int16)
     exponents = np.where(exponents >= INF_EXPONENT, exponents, scaled)

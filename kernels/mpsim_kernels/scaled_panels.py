@@ -23,7 +23,17 @@ import numpy as np
 
 from mpsim_kernels._jit import kernel
 from mpsim_kernels.fused_dot import NAN_WORD
-from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN, TILE, higher, power_of_two, sign_and_magnitude, sum_32
+from mpsim_kernels.lanes import (
+    INF,
+    MAGNITUDE,
+    SIGN,
+    TILE,
+    higher,
+    power_of_two,
+    sign_and_magnitude,
+    sum_32,
+    sum_of_4_cut,
+)
 
 __all__ = ["FIRST_SPECIAL", "KINDS", "NAN_SCALE", "ScaledPanelNumbers", "classify", "make_scaled_panel_rows"]
 
@@ -154,27 +164,14 @@ def _begin(
 
 
 @kernel
-def _aligned(a: Any, b: Any, scale: Any) -> Any:
-    """Return the product in units of the aligned sum, cut toward zero."""
-    return np.int32(a * b * scale)
-
-
-@kernel
-def _sum_of_4(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, b2: Any, b3: Any, scale: Any) -> Any:
-    """Return the sum of 4 aligned products."""
-    low = sum_32(_aligned(a0, b0, scale), _aligned(a1, b1, scale))
-    return sum_32(low, sum_32(_aligned(a2, b2, scale), _aligned(a3, b3, scale)))
-
-
-@kernel
 def _add(a: Any, b: Any, scale: Any, total: Any) -> None:
     """Add 8 aligned products to ``total`` int32 [W]."""
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
     b0, b1, b2, b3, b4, b5, b6, b7 = b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]
     for j in range(total.size):
         s = scale[j]
-        low = _sum_of_4(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], s)
-        high = _sum_of_4(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], s)
+        low = sum_of_4_cut(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], s)
+        high = sum_of_4_cut(a4, a5, a6, a7, b4[j], b5[j], b6[j], b7[j], s)
         total[j] = sum_32(total[j], sum_32(low, high))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpsim.formats import FormatLike
 from mpsim.modes import Rounding
 from mpsim.optim.base import Optimizer, Piece, not_negative
-from mpsim.optim.updates import Direction, Update, add_scaled, add_square
+from mpsim.optim.updates import Direction, Update, add_square
 from mpsim.stochastic import DrawsLike
 from mpsim.tensor import Tensor
 
@@ -82,9 +82,7 @@ class Adagrad(Optimizer):
     def _direction(self, group: dict[str, Any], fresh: bool, piece: Piece) -> Direction:
         real = piece.w.dtype.type
         rate = real(-(group["lr"] / (1 + (piece.slot.step - 1) * group["lr_decay"])))
-        x = -piece.grad if group["maximize"] else piece.grad
-        if group["weight_decay"]:
-            x = add_scaled(real(group["weight_decay"]), piece.w, x)
+        x = piece.descent(group)
         total = piece.keep(_SUM, add_square(real(1), x, piece.state[_SUM]))
         root = np.sqrt(total) + real(group["eps"])
         return Direction(rate * x / root, real(1), source=x if rate else np.zeros_like(x))

@@ -9,12 +9,10 @@ import numpy as np
 
 from mpsim.formats import FormatLike
 from mpsim.modes import Rounding
-from mpsim.optim.base import Optimizer, Piece, Slot, not_negative, share
-from mpsim.optim.updates import Array, Direction, Update, add_scaled, add_square, lerp
+from mpsim.optim.base import Optimizer, Piece, Slot, counted, not_negative, share
+from mpsim.optim.updates import Array, Direction, Update, add_square, lerp
 from mpsim.stochastic import DrawsLike
 from mpsim.tensor import Tensor
-from mpsim_kernels._threads import AT_LEAST, in_ranges
-from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.updates import COUPLED, DECOUPLED, NONE, make_adam
 
 __all__ = ["Adam", "AdamW"]
@@ -92,9 +90,7 @@ class Adam(Optimizer):
     def _direction(self, group: dict[str, Any], fresh: bool, piece: Piece) -> Direction:
         real = piece.w.dtype.type
         _, decay, share1, beta2, share2, correction, eps, rate = self._scalars(group, piece.slot.step, real)
-        x = -piece.grad if group["maximize"] else piece.grad
-        if group["weight_decay"] and not self._decoupled:
-            x = add_scaled(decay, piece.w, x)
+        x = piece.descent(group, decay=not self._decoupled)
         mean = piece.keep(_M, lerp(piece.state[_M], x, share1))
         square = piece.keep(_V, add_square(share2, x, piece.between(piece.state[_V] * beta2)))
         if group["amsgrad"]:
@@ -134,17 +130,11 @@ class Adam(Optimizer):
         )
         m, v = slot.arrays[_M].reshape(-1), slot.arrays[_V].reshape(-1)
         largest = slot.arrays[_LARGEST].reshape(-1) if group["amsgrad"] else grad[:0]
-        counted: list[Array] = []
 
-        def task(start: int, stop: int) -> None:
-            part, counts = slice(start, stop), np.zeros(2, np.int64)
-            counted.append(counts)
-            with default_environment(), np.errstate(all="ignore"):
-                adam(w[part], grad[part], m[part], v[part], largest[part], out[part], scalars, counts)
+        def run(part: slice, counts: Array) -> None:
+            adam(w[part], grad[part], m[part], v[part], largest[part], out[part], scalars, counts)
 
-        in_ranges(task, w.size, AT_LEAST)
-        updates, lost = np.sum(counted, axis=0).tolist()
-        return updates, lost
+        return counted(run, w.size)
 
 
 class AdamW(Adam):

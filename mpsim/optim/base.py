@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from mpsim.optim.updates import (
     Rules,
     Update,
     UpdateCounts,
+    add_scaled,
     compensated_weights,
     moved_weights,
     positive_nan,
@@ -30,7 +31,7 @@ from mpsim.tensor import Tensor
 from mpsim_kernels._threads import AT_LEAST, in_ranges
 from mpsim_kernels.floating_point import default_environment
 
-__all__ = ["Optimizer", "Piece", "Slot", "not_negative", "share"]
+__all__ = ["Optimizer", "Piece", "Slot", "counted", "not_negative", "share"]
 
 _WEIGHT = 0  # the weight's own stream among those of a step; arrays of state follow
 
@@ -79,6 +80,13 @@ class Piece:
         kept = self.state[name]
         kept[:] = values
         return positive_nan(kept)
+
+    def descent(self, group: Mapping[str, Any], decay: bool = True) -> Array:
+        """Return the gradient to descend along, with the group's share of the weights unless it is not to be added."""
+        x = -self.grad if group["maximize"] else self.grad
+        if decay and group["weight_decay"]:
+            x = add_scaled(self.w.dtype.type(group["weight_decay"]), self.w, x)
+        return x
 
     def between(self, values: Array) -> Array:
         """Return values as a tensor of the state's format holds them between two operations."""
@@ -399,6 +407,24 @@ class Optimizer(abc.ABC):
         """Return the names of the arrays that a parameter may have."""
         extra = {Update.MASTER: ("master",), Update.KAHAN: ("compensation",)}.get(self._rules.update, ())
         return (*self._states, *extra)
+
+
+def counted(run: Callable[[slice, Array], None], size: int) -> tuple[int, int]:
+    """Run a kernel of whole steps over the parts of an array; return how many updates there were and were lost.
+
+    ``run(part, counts)`` updates one part, and adds both numbers to ``counts`` int64 [2].
+    """
+    found: list[Array] = []
+
+    def task(start: int, stop: int) -> None:
+        counts = np.zeros(2, np.int64)
+        found.append(counts)
+        with default_environment(), np.errstate(all="ignore"):
+            run(slice(start, stop), counts)
+
+    in_ranges(task, size, AT_LEAST)
+    updates, lost = np.sum(found, axis=0).tolist()
+    return updates, lost
 
 
 def not_negative(options: Mapping[str, Any], *names: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from mpsim.formats import FormatLike
 from mpsim.modes import Rounding
 from mpsim.optim.base import Optimizer, Piece, not_negative, share
-from mpsim.optim.updates import Direction, Update, add_scaled, add_square, lerp
+from mpsim.optim.updates import Direction, Update, add_square, lerp
 from mpsim.stochastic import DrawsLike
 from mpsim.tensor import Tensor
 
@@ -88,9 +88,7 @@ class RMSprop(Optimizer):
     def _direction(self, group: dict[str, Any], fresh: bool, piece: Piece) -> Direction:
         real = piece.w.dtype.type
         rest, rate = real(1 - group["alpha"]), real(-group["lr"])
-        x = -piece.grad if group["maximize"] else piece.grad
-        if group["weight_decay"]:
-            x = add_scaled(real(group["weight_decay"]), piece.w, x)
+        x = piece.descent(group)
         decayed = piece.between(piece.state[_SQUARE] * real(group["alpha"]))
         square = piece.keep(_SQUARE, add_square(rest, x, decayed))
         if group["centered"]:

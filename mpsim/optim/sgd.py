@@ -9,12 +9,10 @@ import numpy as np
 
 from mpsim.formats import FormatLike
 from mpsim.modes import Rounding
-from mpsim.optim.base import Optimizer, Piece, Slot, not_negative
+from mpsim.optim.base import Optimizer, Piece, Slot, counted, not_negative
 from mpsim.optim.updates import Array, Direction, Update, add_scaled
 from mpsim.stochastic import DrawsLike
 from mpsim.tensor import Tensor
-from mpsim_kernels._threads import AT_LEAST, in_ranges
-from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.updates import COUPLED, FIRST, NONE, RUNNING, make_sgd
 
 __all__ = ["SGD"]
@@ -101,9 +99,7 @@ class SGD(Optimizer):
     def _direction(self, group: dict[str, Any], fresh: bool, piece: Piece) -> Direction:
         real = piece.w.dtype.type
         momentum = real(group["momentum"])
-        x = -piece.grad if group["maximize"] else piece.grad
-        if group["weight_decay"]:
-            x = add_scaled(real(group["weight_decay"]), piece.w, x)
+        x = piece.descent(group)
         if group["momentum"]:
             buffer = x
             if not fresh:
@@ -128,14 +124,9 @@ class SGD(Optimizer):
         buffer = slot.arrays[_BUFFER].reshape(-1) if group["momentum"] else grad[:0]
         sign, decay = real(-1 if group["maximize"] else 1), real(group["weight_decay"])
         momentum, share, rate = real(group["momentum"]), real(1 - group["dampening"]), real(-group["lr"])
-        counted: list[Array] = []
 
-        def task(start: int, stop: int) -> None:
-            part, counts = slice(start, stop), np.zeros(2, np.int64)
-            counted.append(counts)
-            with default_environment(), np.errstate(all="ignore"):
-                sgd(w[part], grad[part], buffer[part], out[part], sign, decay, momentum, share, rate, counts)
+        def run(part: slice, counts: Array) -> None:
+            sgd(w[part], grad[part], buffer[part], out[part], sign, decay, momentum, share, rate, counts)
 
-        in_ranges(task, w.size, AT_LEAST)
-        updates, lost = np.sum(counted, axis=0).tolist() if rate else (0, 0)
-        return updates, lost
+        found = counted(run, w.size)
+        return found if rate else (0, 0)

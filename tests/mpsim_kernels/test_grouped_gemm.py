@@ -1,7 +1,6 @@
 """Products of FP4 matrices in groups: the kernels against the exact twin, recordings and each other."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,12 +17,12 @@ from mpsim.formats import E2M1, FP32
 from mpsim_kernels import grouped_gemm as module
 from mpsim_kernels.grouped_gemm import GroupedDot, general_grouped_gemm, grouped_gemm
 from reference import scaled_dot as twin
-from reference.scaled_cases import SCALES, STARTS, Case, cases, random_case
-from vectors import vectors
+from reference.scaled_cases import SCALES, STARTS, Case, cases, published, random_case
 
 Array = np.ndarray[Any, Any]
 
 EXAMPLES = 15 if numba.config.DISABLE_JIT else 150
+TILES = 1 if numba.config.DISABLE_JIT else None
 SIZE = 6 if numba.config.DISABLE_JIT else 60
 ELEMENTS = ("any", "zeros")
 
@@ -179,23 +178,15 @@ def test_units_that_might_have_been_equal_the_twin(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("architecture", ["blackwell_tcgen05mma", "rtxblackwell_mma"])
 def test_results_of_published_models(architecture: str) -> None:
-    paths = sorted(vectors("matrix-units").glob(f"{architecture}_block_scale_*k64-*.npz"))
-    assert len(paths) == 3
-    for path in paths:
-        with np.load(path) as file:
-            arrays, meta = dict(file), json.loads(str(file["meta"]))
-        want = arrays["d"].copy()
-        disputed = np.unpackbits(arrays["disputed"], axis=-1, count=meta["n"]).astype(bool)
-        want[disputed] = arrays["disputed_alt"]
+    files = list(published(f"{architecture}_block_scale_*k64-*.npz", TILES))
+    assert len(files) == 3
+    for meta, found in files:
         scale = {"ue8m0": twin.UE8M0, "ue4m3": twin.UE4M3}[meta["scale_format"]]
         unit = dataclasses.replace(MXFP4, scale=scale, block=meta["block_size"])
-        tiles = len(want) if not numba.config.DISABLE_JIT else 1
-        for a, b, c, scale_a, scale_b, d in zip(
-            *(arrays[key][:tiles] for key in ("a", "b", "c", "scale_a", "scale_b")), want[:tiles], strict=True
-        ):
-            case = Case(a, b, c, scale_a, scale_b).values(unit)
-            assert_same_bits(grouped_gemm(*case, *numbers(unit)).view(np.uint32), d)
-            assert_same_bits(general_grouped_gemm(*case, *numbers(unit)).view(np.uint32), d)
+        for case, d in found:
+            operands = case.values(unit)
+            assert_same_bits(grouped_gemm(*operands, *numbers(unit)).view(np.uint32), d)
+            assert_same_bits(general_grouped_gemm(*operands, *numbers(unit)).view(np.uint32), d)
 
 
 def compare_paths(unit: twin.Unit, shape: tuple[int, int, int], kinds: tuple[str, str, str], seed: Any) -> None:

@@ -1,7 +1,6 @@
 """Products of block-scaled matrices: the kernels against the exact twin, recordings and each other."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,12 +19,12 @@ from mpsim_kernels.fused_dot import FusedDot, Operand
 from mpsim_kernels.packing import survey
 from mpsim_kernels.scaled_gemm import general_scaled_gemm, scaled_gemm
 from reference import scaled_dot as twin
-from reference.scaled_cases import ELEMENTS, SCALES, STARTS, Case, cases, random_case
-from vectors import vectors
+from reference.scaled_cases import ELEMENTS, SCALES, STARTS, Case, cases, published, random_case
 
 Array = np.ndarray[Any, Any]
 
 EXAMPLES = 15 if numba.config.DISABLE_JIT else 150
+TILES = 1 if numba.config.DISABLE_JIT else None
 SIZE = 6 if numba.config.DISABLE_JIT else 60
 
 
@@ -192,22 +191,14 @@ def test_units_that_might_have_been_equal_the_twin(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("architecture", ["blackwell_tcgen05mma", "rtxblackwell_mma"])
 def test_results_of_published_models(architecture: str) -> None:
-    paths = sorted(vectors("matrix-units").glob(f"{architecture}_block_scale_*k32-block32*.npz"))
-    assert len(paths) == 4
-    for path in paths:
-        with np.load(path) as file:
-            arrays, meta = dict(file), json.loads(str(file["meta"]))
-        want = arrays["d"].copy()
-        disputed = np.unpackbits(arrays["disputed"], axis=-1, count=meta["n"]).astype(bool)
-        want[disputed] = arrays["disputed_alt"]
+    files = list(published(f"{architecture}_block_scale_*k32-block32*.npz", TILES))
+    assert len(files) == 4
+    for meta, found in files:
         unit = blackwell(get_format(meta["a_format"]), get_format(meta["b_format"]))
-        tiles = len(want) if not numba.config.DISABLE_JIT else 1
-        for a, b, c, scale_a, scale_b, d in zip(
-            *(arrays[key][:tiles] for key in ("a", "b", "c", "scale_a", "scale_b")), want[:tiles], strict=True
-        ):
-            case = Case(a, b, c, scale_a, scale_b).values(unit)
-            assert_same_bits(scaled_gemm(*case, *numbers(unit)).view(np.uint32), d)
-            assert_same_bits(general(*case, unit).view(np.uint32), d)
+        for case, d in found:
+            operands = case.values(unit)
+            assert_same_bits(scaled_gemm(*operands, *numbers(unit)).view(np.uint32), d)
+            assert_same_bits(general(*operands, unit).view(np.uint32), d)
 
 
 def compare_paths(unit: twin.Unit, shape: tuple[int, int, int], kinds: tuple[str, str, str], seed: Any) -> None:

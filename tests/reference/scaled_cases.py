@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from mpsim.encoding import decode
 from mpsim.formats import FP32, FloatFormat
 from reference import scaled_dot as twin
+from vectors import vectors
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +42,21 @@ class Case:
         arrays = self.a, self.b, self.scale_a, self.scale_b, self.c
         codes = twin.matmul(unit, *(x.tolist() for x in arrays))
         return np.array(codes, np.uint32).reshape(self.c.shape).view(np.float32)
+
+
+def published(pattern: str, tiles: int | None = None) -> Iterator[tuple[dict[str, Any], list[tuple[Case, Array]]]]:
+    """Yield, for each file of published models, what it says of itself, and its cases and words of results.
+
+    Disputed results are those of recorded devices. Of each file the first ``tiles`` cases are taken.
+    """
+    for path in sorted(vectors("matrix-units").glob(pattern)):
+        with np.load(path) as file:
+            arrays, meta = dict(file), json.loads(str(file["meta"]))
+        want = arrays["d"].copy()
+        disputed = np.unpackbits(arrays["disputed"], axis=-1, count=meta["n"]).astype(bool)
+        want[disputed] = arrays["disputed_alt"]
+        columns = [arrays[key][:tiles] for key in ("a", "b", "c", "scale_a", "scale_b")]
+        yield meta, [(Case(*case), d) for *case, d in zip(*columns, want[:tiles], strict=True)]
 
 
 def element_codes(rng: np.random.Generator, shape: tuple[int, ...], fmt: FloatFormat, kind: str) -> Array:
