@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpsim_kernels.fused_dot import FusedDot, Operand, Words, general_gemm
 from mpsim_kernels.lanes import INF, MAGNITUDE
-from mpsim_kernels.packing import from_float64, room, survey, to_float64
+from mpsim_kernels.packing import from_float64, rooms, survey, to_float64
 from mpsim_kernels.panels import OVERFLOWN
 from mpsim_kernels.products import Window, find_window, narrow, padded, wide, wide_holds
 from mpsim_kernels.specials import settle_specials
@@ -114,7 +114,7 @@ def _narrow(
 ) -> Words:
     """Return the words of the results of finite inputs whose exponents lie in a window."""
     m, n = words_a.shape[0], words_b.shape[1]
-    acc = room((m, padded(n)), np.int32)
+    (acc,) = rooms(((m, padded(n)), np.int32))
     acc[:, n:] = 0
     acc[:, :n] = 0 if starts is None else starts
     narrow(words_a, words_b, unit, operands, window).run_all(acc.view(np.float32))
@@ -129,7 +129,7 @@ def _wide(
 ) -> Words:
     """Return the words of the results of finite inputs with exponents of any size."""
     m, n = words_a.shape[0], words_b.shape[1]
-    acc = room((m, padded(n)), np.float64)
+    (acc,) = rooms(((m, padded(n)), np.float64))
     acc[:] = 0
     if starts is not None:
         to_float64(starts, acc)

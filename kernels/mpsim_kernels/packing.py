@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mpsim_kernels._jit import kernel
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN
 
-__all__ = ["ZERO_EXPONENT", "from_float64", "pack", "pack_wide", "room", "survey", "to_float64"]
+__all__ = ["ZERO_EXPONENT", "from_float64", "pack", "pack_wide", "rooms", "survey", "to_float64"]
 
 ZERO_EXPONENT = -64
 """Packed exponent of a zero: with any packed exponent, at most 63, the sum stays below every nonzero product's."""
@@ -19,12 +19,19 @@ _LINE = 64  # bytes of a cache line
 _WIDE_ZERO_EXPONENT = -600  # with any exponent the sum stays below every nonzero product's, and two fit an int16
 
 
-def room(shape: tuple[int, ...], dtype: type[Any]) -> NDArray[Any]:
-    """Return an uninitialised array that begins at a cache line, so that no vector of a row crosses one."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = np.empty(size + _LINE, np.uint8)
+def rooms(*wanted: tuple[tuple[int, ...], type[Any]]) -> list[NDArray[Any]]:
+    """Return uninitialised arrays of these shapes and dtypes.
+
+    Each begins at a cache line, so that no vector of a row crosses one. They share one piece of memory: a small
+    product would spend more time on asking for five.
+    """
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in wanted]
+    memory = np.empty(sum(sizes) + _LINE * len(sizes), np.uint8)
     start = -memory.__array_interface__["data"][0] % _LINE
-    found: NDArray[Any] = memory[start : start + size].view(dtype).reshape(shape)
+    found = []
+    for (shape, dtype), size in zip(wanted, sizes, strict=True):
+        found.append(memory[start : start + size].view(dtype).reshape(shape))
+        start += -(-size // _LINE) * _LINE
     return found
 
 
@@ -45,7 +52,7 @@ def survey(words: Any) -> Any:
 
 
 @kernel
-def pack(words: Any, emin: Any, base: Any, values: Any, exponents: Any) -> None:
+def pack(words: Any, emin: Any, base: Any, columns: Any, values: Any, exponents: Any) -> None:
     """Copy the columns of a matrix into panels, beside their exponents less ``base``.
 
     Parameters
@@ -56,8 +63,10 @@ def pack(words: Any, emin: Any, base: Any, values: Any, exponents: Any) -> None:
         Exponent of the format's subnormals.
     base : int
         Chosen so that packed exponents are between `ZERO_EXPONENT` + 1 and 63.
+    columns : int
+        How many columns of the panels are written, at least C: what lies outside the matrix becomes zero.
     values : int32 [P, R', W], exponents : int8 [P, R', W]
-        Panels of W columns, P * W >= C and R' >= R; what lies outside the matrix becomes zero.
+        Panels of W columns, P * W >= ``columns`` and R' >= R.
     """
     panels, rows, width = values.shape
     lowest, shift = np.int32(emin), np.int32(base)
@@ -74,13 +83,13 @@ def pack(words: Any, emin: Any, base: Any, values: Any, exponents: Any) -> None:
                     e = np.int32(max(np.int32(field - 127), lowest) - shift)
                     value[j] = word if ordinary else np.int32(0)
                     exponent[j] = np.int8(e if ordinary else np.int32(ZERO_EXPONENT))
-            for j in range(inside, width):
+            for j in range(inside, min(columns - p * width, width)):
                 value[j] = 0
                 exponent[j] = ZERO_EXPONENT
 
 
 @kernel
-def pack_wide(words: Any, emin: Any, values: Any, exponents: Any) -> None:
+def pack_wide(words: Any, emin: Any, columns: Any, values: Any, exponents: Any) -> None:
     """Copy the columns of a matrix into panels of float64, beside their exponents.
 
     Parameters
@@ -89,7 +98,7 @@ def pack_wide(words: Any, emin: Any, values: Any, exponents: Any) -> None:
         Words of float32. Infinities and NaNs are packed as zeros.
     emin : int
         Exponent of the format's subnormals.
-    values : float64 [P, R', W], exponents : int16 [P, R', W]
+    columns, values : float64 [P, R', W], exponents : int16 [P, R', W]
         As for `pack`.
     """
     panels, rows, width = values.shape
@@ -103,7 +112,7 @@ def pack_wide(words: Any, emin: Any, values: Any, exponents: Any) -> None:
                 values[p, r, j] = widened(word) if ordinary else np.float64(0.0)
                 e = max(np.int32(field - 127), np.int32(emin))
                 exponents[p, r, j] = np.int16(e if ordinary else np.int32(_WIDE_ZERO_EXPONENT))
-            for j in range(inside, width):
+            for j in range(inside, min(columns - p * width, width)):
                 values[p, r, j] = np.float64(0.0)
                 exponents[p, r, j] = _WIDE_ZERO_EXPONENT
 

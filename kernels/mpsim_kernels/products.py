@@ -4,6 +4,7 @@
 finite numbers: infinities and NaNs are packed as zeros.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.fused_dot import DROPPED, FusedDot, Operand, Words
 from mpsim_kernels.lanes import WIDE_WIDTH, WIDTH
-from mpsim_kernels.packing import ZERO_EXPONENT, pack, pack_wide, room
+from mpsim_kernels.packing import ZERO_EXPONENT, pack, pack_wide, rooms
 from mpsim_kernels.panels import OVERFLOWN, PanelNumbers, make_panel_rows
 from mpsim_kernels.wide_panels import WidePanelNumbers, make_wide_panel_rows
 
@@ -68,6 +69,7 @@ def padded(n: int) -> int:
     return max(-(-n // _LANES), 1) * _LANES
 
 
+@functools.lru_cache(maxsize=1024)
 def find_window(
     seen_a: tuple[int, int], seen_b: tuple[int, int], unit: FusedDot, operands: tuple[Operand, Operand]
 ) -> Window | None:
@@ -110,8 +112,8 @@ def wide_holds(unit: FusedDot, operands: tuple[Operand, Operand]) -> bool:
 def narrow(words_a: Words, words_b: Words, unit: FusedDot, operands: tuple[Operand, Operand], window: Window) -> Packed:
     """Pack the words of matrices whose exponents lie in a window; accumulators are float32."""
     a, ea, b, eb = _room(words_a, words_b, unit.block_length, WIDTH, np.int32, np.int8)
-    pack(words_a, operands[0].emin, window.base_a, a, ea)
-    pack(words_b, operands[1].emin, window.base_b, b, eb)
+    pack(words_a, operands[0].emin, window.base_a, a.shape[2], a, ea)
+    pack(words_b, operands[1].emin, window.base_b, padded(words_b.shape[1]), b, eb)
     base = window.base_a + window.base_b
     numbers = unit.fraction_bits, window.lowest - base, base + 127, unit.emin + 127, unit.p, unit.emax + 128
     panel_rows = make_panel_rows(unit.block_length, unit.nearest, bool(_split(unit, operands)))
@@ -122,8 +124,8 @@ def narrow(words_a: Words, words_b: Words, unit: FusedDot, operands: tuple[Opera
 def wide(words_a: Words, words_b: Words, unit: FusedDot, operands: tuple[Operand, Operand]) -> Packed:
     """Pack the words of matrices with exponents of any size; accumulators are float64."""
     a, ea, b, eb = _room(words_a, words_b, unit.block_length, WIDE_WIDTH, np.float64, np.int16)
-    pack_wide(words_a, operands[0].emin, a, ea)
-    pack_wide(words_b, operands[1].emin, b, eb)
+    pack_wide(words_a, operands[0].emin, a.shape[2], a, ea)
+    pack_wide(words_b, operands[1].emin, padded(words_b.shape[1]), b, eb)
     numbers = unit.fraction_bits, unit.floor, unit.p, unit.emin, unit.emax
     panel_rows = make_wide_panel_rows(unit.block_length, unit.nearest)
     return Packed(a[0], ea[0], _flat(b), _flat(eb), panel_rows, WidePanelNumbers(*map(np.int64, numbers)))
@@ -131,12 +133,13 @@ def wide(words_a: Words, words_b: Words, unit: FusedDot, operands: tuple[Operand
 
 def _room(
     words_a: Words, words_b: Words, block_length: int, width: int, values: type[Any], exponents: type[Any]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+) -> list[NDArray[Any]]:
     """Return room for values and exponents of A [1, M, K], as one panel, and of B [P, K, W]."""
     (m, k), n = words_a.shape, words_b.shape[1]
     depth = max(-(-k // block_length), 1) * block_length
     shape_b = -(-padded(n) // width), depth, width
-    return room((1, m, depth), values), room((1, m, depth), exponents), room(shape_b, values), room(shape_b, exponents)
+    shape_a = 1, m, depth
+    return rooms((shape_a, values), (shape_a, exponents), (shape_b, values), (shape_b, exponents))
 
 
 def _flat(panels: NDArray[Any]) -> NDArray[Any]:

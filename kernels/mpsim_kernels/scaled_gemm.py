@@ -161,7 +161,7 @@ def _rows(words: Words, scales: Scales, operand: Operand, layout: _Layout, finit
     m, k = words.shape
     depth = layout.length * layout.blocks
     values, exponents = np.empty((1, m, depth), np.int32), np.empty((1, m, depth), np.int8)
-    pack(words, operand.emin, 0, values, exponents)
+    pack(words, operand.emin, 0, depth, values, exponents)
     scale_exponents = np.zeros((m, layout.blocks), np.int32)
     which = layout.scales(k)
     scale_exponents[:, : which.size] = _EXPONENTS[scales[:, which]]
@@ -179,7 +179,7 @@ def _columns(words: Words, scales: Scales, operand: Operand, layout: _Layout, fi
     depth, width = layout.length * layout.blocks, layout.panels * layout.width
     shape = layout.panels, depth, layout.width
     values, exponents = np.empty(shape, np.int32), np.empty(shape, np.int8)
-    pack(words, operand.emin, 0, values, exponents)
+    pack(words, operand.emin, 0, width, values, exponents)
     scale_exponents = np.zeros((layout.blocks, width), np.int32)
     which = layout.scales(k)
     scale_exponents[: which.size, :n] = _EXPONENTS[scales[which]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,17 +37,23 @@ class Operands(NamedTuple):
 def values(x: Any, fmt: FloatFormat, rounded: bool = False) -> Values:
     """Return ``x`` as values of ``fmt``, rounded once from the source; tf32 toward zero."""
     array = np.asarray(x)
-    if fmt == FP64:
+    rounding = _rounding(fmt)
+    if rounding is None and fmt == FP64:
         return array.astype(np.float64, copy=False)
-    if array.dtype == np.float32 and (rounded or fmt == FP32):
-        return array
+    if array.dtype == np.float32:
+        return array if rounded or rounding is None else round_to(array, fmt, rounding)
     if rounded and array.dtype != np.float64:
         return array.astype(np.float32)
-    rounding = Rounding.TOWARD_ZERO if fmt == TF32 else Rounding.NEAREST_EVEN
-    if array.dtype == np.float32:
-        return round_to(array, fmt, rounding)
     # Through codes, so that no float64 is converted by the processor, whose flush bits reach subnormals.
-    return decode(encode(array, fmt, rounding), fmt)
+    return decode(encode(array, fmt, rounding or Rounding.NEAREST_EVEN), fmt)
+
+
+@functools.cache
+def _rounding(fmt: FloatFormat) -> Rounding | None:
+    """Return how float32 is rounded to a format of inputs, or None where it holds every float32."""
+    if fmt in (FP32, FP64):
+        return None
+    return Rounding.TOWARD_ZERO if fmt == TF32 else Rounding.NEAREST_EVEN
 
 
 def decoded(codes: ArrayLike, fmt: FloatFormat, argument: str) -> Values:
