@@ -117,16 +117,19 @@ def _plan(
     shape = shape_for(f, width, flush_subnormals or subnormal_inputs_as_zero or nan_choice is not NaN.CANONICAL)
     if shape == NARROW and f.m >= (23 if width == 32 else 52):
         shape = GENERAL  # NARROW drops a bit at least
-    # A loop of its own for what is common; each takes a second to compile.
-    common = mode is Rounding.NEAREST_EVEN or (width == 32 and not counted and shape != GENERAL)
-    events = EACH if counted else NONE
-    if common:
-        rounder = make_rounder(width, MODES.index(mode), codes, events, shape)
+    # A loop of its own for what is common; each takes seconds to compile.
+    to_nearest, any_shape = mode is Rounding.NEAREST_EVEN, GENERAL if width == 64 else shape
+    if counted:
+        rounder = make_rounder(width, ANY_MODE if draws else ANY_BUT_DRAWN, codes, EACH, GENERAL)
+    elif to_nearest:
+        rounder = make_rounder(width, MODES.index(mode), codes, NONE, shape)
+    elif draws:
+        stochastic = ANY_MODE if any_shape == GENERAL else MODES.index(mode)
+        rounder = make_rounder(width, stochastic, codes, NONE, any_shape)
     else:
-        rounder = make_rounder(width, ANY_MODE if draws else ANY_BUT_DRAWN, codes, events, GENERAL)
-    tally = (
-        make_rounder(width, MODES.index(mode), codes, FEW, shape) if common and counted and shape != GENERAL else None
-    )
+        rounder = make_rounder(width, ANY_BUT_DRAWN, codes, NONE, any_shape)
+    few = counted and to_nearest and shape != GENERAL
+    tally = make_rounder(width, MODES.index(mode), codes, FEW, shape) if few else None
     return _Plan(f, dtype, width, grid, rounder, draws, tally, float_word(f, f.max_code, width))
 
 

@@ -118,13 +118,14 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
     width
         32 or 64: bits of a source word.
     mode
-        Index into `MODES`, `ANY_MODE` or `ANY_BUT_DRAWN`; the last two are for the shape GENERAL.
+        0 for nearest-even, 6 for stochastic, or `ANY_BUT_DRAWN`; for the shape GENERAL also `ANY_MODE`. Each
+        takes a second to compile, so the modes that are used less share a loop.
     codes
         Write codes of the format, rather than floats of the source's width.
     counted
         `EACH` adds events to ``counts``, an int64 array in the order of `EVENTS`. `FEW` does the same in half the time
         for numbers no larger than the largest of the format, and puts the largest source word behind them, so that
-        the caller can tell. `NONE` counts nothing. FEW is not for the shape GENERAL.
+        the caller can tell. `NONE` counts nothing. FEW is for nearest-even and not for the shape GENERAL.
     shape
         ALIGNED, NARROW or GENERAL.
 
@@ -147,9 +148,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
     BIAS = S(127 if width == 32 else 1023)
     ZERO, ONE, ZERO_SIGNED, ONE_SIGNED = U(0), U(1), S(0), S(1)
     WIDTH, WIDTH_WORD, LAST = S(width), U(width), S(width - 1)
-    DRAWN, DIRECTED = mode == 6, mode in (3, 4)
-    # Half the smallest quantum goes to zero itself, to nearest even; to nearest away, what is less.
-    LESS = ONE if mode == 1 else ZERO
+    EVEN, DRAWN = mode == 0, mode == 6
 
     @kernel
     def rounder(x: Any, out: Any, grid: Any, random: Any, counts: Any) -> None:
@@ -171,20 +170,26 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
         rebias = S(S(BIAS - bias) + ONE_SIGNED)
         m_unsigned, keep_unsigned = U(m), U(keep)
         sign_down = U(TOP - sign_shift)
+        # The modes without branches: 1 where a sign goes up at all, and where odd numbers do not; and from which
+        # rest on: any, a tie, a tie above an odd number, else more than a tie.
+        moves_plus = ONE if which != 2 and which != 4 else ZERO
+        moves_minus = ONE if which != 2 and which != 3 else ZERO
+        odd_stays = ONE if which == 5 else ZERO
+        any_rest = ALL if which >= 3 else ZERO
+        any_tie, odd_tie = ONE if which == 1 else ZERO, ONE if which == 0 else ZERO
         if shape == ALIGNED:
             dropped = U(shl(ONE, keep_unsigned) - ONE)  # which bits are
-            below_half, last = shr(dropped, ONE), ONE if keep_unsigned != ZERO else ZERO
+            last = ONE if keep_unsigned != ZERO else ZERO
+            # What is added before the bits are dropped: all ones goes up from any rest on.
+            lift = U(shr(dropped, ONE) + U(last & any_tie)) if which < 2 else dropped
+            lift_plus, lift_minus = U(lift & U(ZERO - moves_plus)), U(lift & U(ZERO - moves_minus))
         elif shape == NARROW:
             normal, deep = shl(U(rebias), F_WORD), U(keep + rebias)  # normal: word of the smallest normal number
-            least = U(shl(U(deep - ALL_DROPPED), F_WORD) - LESS)  # word of half the smallest quantum, or just less
-        else:
-            # The modes without branches: 1 where a sign goes up at all, and where odd numbers do not; and from which
-            # rest on: any, a tie, a tie above an odd number, else more than a tie.
-            moves_plus = ONE if which != 2 and which != 4 else ZERO
-            moves_minus = ONE if which != 2 and which != 3 else ZERO
-            odd_stays = ONE if which == 5 else ZERO
-            any_rest = ALL if which >= 3 else ZERO
-            any_tie, odd_tie = ONE if which == 1 else ZERO, ONE if which == 0 else ZERO
+            # Half the smallest quantum goes to zero itself, to nearest even; to nearest away, what is less.
+            least = U(shl(U(deep - ALL_DROPPED), F_WORD) - any_tie)
+            # The rest, at the top of a word, above which a number goes up.
+            limit = ZERO if which >= 3 else U(SIGN - any_tie)
+            limit_plus, limit_minus = U(limit | U(moves_plus - ONE)), U(limit | U(moves_minus - ONE))
         # A 1 that the compiler does not know is one instruction where it is added to some lanes alone, not two.
         one = ONE if shape == GENERAL else shr(sign, sign_shift)
         # Two 64-bit words cut to 32 bits would be chosen from before they are cut.
@@ -213,7 +218,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
                 depth = U(deep - shr(e, F_WORD))
                 k = U(min(depth, ALL_DROPPED)) if DRAWN else depth
                 base = ZERO
-                if mode != 0 and mode != 1 and mode != 2:
+                if not EVEN:
                     sig = sig if a != ZERO else ZERO
             else:
                 field = S(shr(a, F_WORD))
@@ -240,24 +245,17 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
                 moves = U((moves_minus if negative else moves_plus) & U(ONE ^ U(odd & odd_stays)))
                 more = U(U(U(shl(ONE, k) - ONE) & any_rest) + U(U(odd & odd_tie) + any_tie))
                 q = U(floor + U(moves & U(U(U(rest + rest) + more) > shl(ONE, k))))
-            elif which == 0:
-                if shape == ALIGNED:
-                    q = shr(U(U(sig + below_half) + U(floor & last)), k)
-                else:
-                    q = U(floor + one) if U(rest | U(floor & ONE)) > SIGN else floor
-            elif which == 1:
-                if shape == ALIGNED:
-                    q = shr(U(U(sig + below_half) + last), k)
-                else:
-                    q = U(floor + one) if rest >= SIGN else floor
-            elif which == 2:
-                q = floor
-            elif which == 3:
-                q = U(floor + one) if rest != ZERO and not negative else floor
-            elif which == 4:
-                q = U(floor + one) if rest != ZERO and negative else floor
-            elif which == 5:
-                q = U(floor | U(rest != ZERO))
+            elif EVEN and shape == ALIGNED:
+                q = shr(U(U(sig + lift) + U(floor & last)), k)
+            elif EVEN:
+                q = U(floor + one) if U(rest | U(floor & ONE)) > SIGN else floor
+            elif not DRAWN and shape == ALIGNED:
+                # To odd: an odd number stays.
+                added = U((lift_minus if negative else lift_plus) & U(U(floor & odd_stays) - ONE))
+                q = shr(U(U(sig + added) + U(floor & U(last & odd_tie))), k)
+            elif not DRAWN:
+                goes_up = U(rest | U(floor & odd_tie)) > (limit_minus if negative else limit_plus)
+                q = U(floor + U(one ^ U(floor & odd_stays))) if goes_up else floor
             else:
                 # What is dropped, as a binary fraction of the word's width, against a random one.
                 deepest = keep if shape == ALIGNED else (S(depth) if shape == NARROW else drop)
@@ -312,13 +310,13 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
                     payload = U(shr(a, payload_shift) & payload_mask)
                     result = U((nan_minus if negative else nan_plus) | payload)
             else:
-                if DIRECTED:
+                if mode == ANY_BUT_DRAWN:
                     bare = (over_minus_bare if negative else over_plus_bare) if overflow else r
                 elif codes:  # the largest one, or what comes after it
                     bare = U(min(r, over_plus))
                 else:
                     bare = over_plus if overflow else r
-                if mode != 0 and mode != 1:  # to nearest, infinity and overflow give the same
+                if not EVEN:  # to nearest, infinity and overflow give the same
                     bare = inf_plus if infinite else bare
                 bare = nan_plus if is_nan else bare
                 result = U(bare | (U(shr(word, sign_down) & sign) if codes else U(word & SIGN)))
@@ -348,8 +346,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
             counts[0] += np.int64(zeros)
             counts[1] += np.int64(underflows) - np.int64(zeros)
             counts[2] += np.int64(subnormals) - np.int64(underflows)
-            # NARROW takes zero for half the smallest quantum, in these modes.
-            zeros_lost = zeros if shape == NARROW and (mode == 0 or mode == 1 or mode == 2) else ZERO
+            zeros_lost = zeros if shape == NARROW else ZERO  # NARROW takes zero for half the smallest quantum
             counts[5] += np.int64(inexacts) - np.int64(zeros_lost)
             counts[8] = max(counts[8], np.int64(largest))
         elif counted == EACH:
