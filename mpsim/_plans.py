@@ -17,6 +17,7 @@ from mpsim.formats import FP32, FloatFormat, FormatLike, get_format
 from mpsim.modes import NaN, Overflow, Rounding
 from mpsim.stochastic import Draws, DrawsLike, as_draws, in_blocks
 from mpsim_kernels._threads import AT_LEAST, in_ranges
+from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.rounding import (
     ANY_BUT_DRAWN,
     ANY_MODE,
@@ -29,6 +30,7 @@ from mpsim_kernels.rounding import (
     NONE,
     make_rounder,
 )
+from mpsim_kernels.rounding_nearest import make_nearest_rounder
 
 __all__ = ["rounded"]
 
@@ -50,6 +52,8 @@ class _Plan(NamedTuple):
     tally: Callable[..., None] | None
     """Counts in half the time, as long as no source word is larger than ``largest``."""
     largest: int
+    adds: bool
+    """Whether the loop adds floats, for which it needs the default environment."""
 
 
 def rounded(
@@ -118,9 +122,12 @@ def _plan(
     if shape == NARROW and f.m >= (23 if width == 32 else 52):
         shape = GENERAL  # NARROW drops a bit at least
     # A loop of its own for what is common; each takes seconds to compile.
+    adds = mode is Rounding.NEAREST_EVEN and shape == NARROW and not counted
     to_nearest, any_shape = mode is Rounding.NEAREST_EVEN, GENERAL if width == 64 else shape
     if counted:
         rounder = make_rounder(width, ANY_MODE if draws else ANY_BUT_DRAWN, codes, EACH, GENERAL)
+    elif adds:
+        rounder = make_nearest_rounder(width, codes)
     elif to_nearest:
         rounder = make_rounder(width, MODES.index(mode), codes, NONE, shape)
     elif draws:
@@ -130,7 +137,7 @@ def _plan(
         rounder = make_rounder(width, ANY_BUT_DRAWN, codes, NONE, any_shape)
     few = counted and to_nearest and shape != GENERAL
     tally = make_rounder(width, MODES.index(mode), codes, FEW, shape) if few else None
-    return _Plan(f, dtype, width, grid, rounder, draws, tally, float_word(f, f.max_code, width))
+    return _Plan(f, dtype, width, grid, rounder, draws, tally, float_word(f, f.max_code, width), adds)
 
 
 def _run(plan: _Plan, source: NDArray[Any], out: NDArray[Any], counters: Counters | None) -> None:
@@ -158,6 +165,10 @@ def _run(plan: _Plan, source: NDArray[Any], out: NDArray[Any], counters: Counter
                     rounder(words[first:last], target[first:last], grid, words[:0], mine)
                 else:
                     mine += piece[:-1]
+            return
+        if plan.adds:
+            with default_environment():
+                rounder(words[start:stop], target[start:stop], grid, words[:0], mine)
             return
         if draws is None:
             rounder(words[start:stop], target[start:stop], grid, words[:0], mine)

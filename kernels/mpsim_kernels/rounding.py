@@ -182,14 +182,16 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
             last = ONE if keep_unsigned != ZERO else ZERO
             # What is added before the bits are dropped: all ones goes up from any rest on.
             lift = U(shr(dropped, ONE) + U(last & any_tie)) if which < 2 else dropped
-            lift_plus, lift_minus = U(lift & U(ZERO - moves_plus)), U(lift & U(ZERO - moves_minus))
+            lift_plus = lift if moves_plus != ZERO else ZERO
+            lift_minus = lift if moves_minus != ZERO else ZERO
         elif shape == NARROW:
             normal, deep = shl(U(rebias), F_WORD), U(keep + rebias)  # normal: word of the smallest normal number
             # Half the smallest quantum goes to zero itself, to nearest even; to nearest away, what is less.
             least = U(shl(U(deep - ALL_DROPPED), F_WORD) - any_tie)
             # The rest, at the top of a word, above which a number goes up.
             limit = ZERO if which >= 3 else U(SIGN - any_tie)
-            limit_plus, limit_minus = U(limit | U(moves_plus - ONE)), U(limit | U(moves_minus - ONE))
+            limit_plus = limit if moves_plus != ZERO else ALL
+            limit_minus = limit if moves_minus != ZERO else ALL
         # A 1 that the compiler does not know is one instruction where it is added to some lanes alone, not two.
         one = ONE if shape == GENERAL else shr(sign, sign_shift)
         # Two 64-bit words cut to 32 bits would be chosen from before they are cut.
@@ -250,8 +252,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
             elif EVEN:
                 q = U(floor + one) if U(rest | U(floor & ONE)) > SIGN else floor
             elif not DRAWN and shape == ALIGNED:
-                # To odd: an odd number stays.
-                added = U((lift_minus if negative else lift_plus) & U(U(floor & odd_stays) - ONE))
+                added = ZERO if U(floor & odd_stays) != ZERO else (lift_minus if negative else lift_plus)
                 q = shr(U(U(sig + added) + U(floor & U(last & odd_tie))), k)
             elif not DRAWN:
                 goes_up = U(rest | U(floor & odd_tie)) > (limit_minus if negative else limit_plus)
