@@ -7,7 +7,6 @@ even and for subnormal numbers. `default_environment` sees to that for the calli
 
 import contextlib
 import platform
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -122,7 +121,9 @@ def _assembled(instruction: str, constraint: str, load: bool) -> Any:
     return access
 
 
-if not _config.DISABLE_JIT and (_X86 or _ARM):
+_SETS = not _config.DISABLE_JIT and (_X86 or _ARM)
+
+if _SETS:
     if _X86:
         _read_word = _stored_word("llvm.x86.sse.stmxcsr", load=False)
         _write_word = _stored_word("llvm.x86.sse.ldmxcsr", load=True)
@@ -131,36 +132,38 @@ if not _config.DISABLE_JIT and (_X86 or _ARM):
         _write_word = _assembled("msr fpcr, $0", "r", load=True)
 
     @kernel
-    def _read(word: Any) -> Any:
-        return _read_word(word)
+    def _exchange(word: Any) -> Any:
+        before = _read_word(word)
+        _write_word(word)
+        return before
 
-    @kernel
-    def _write(word: Any) -> Any:
-        return _write_word(word)
 
-    @contextlib.contextmanager
-    def default_environment(flush: bool = False) -> Iterator[None]:
-        """Compute with rounding to nearest even, and with subnormal numbers, in the calling thread inside ``with``.
+class _Environment:
+    """The control register has a word of its own inside ``with``; a class, for small products enter it often."""
 
-        With ``flush``, for which `FLUSHES_AFTER_ROUNDING` must hold, tiny results are zeros; operands are kept.
-        The register is set by a compiled call of its own, so that no compiler moves arithmetic across it: the
-        arithmetic belongs in another kernel, called inside.
-        """
-        before = _read(np.uint32(0))
-        _write(np.uint32(_DEFAULT | (_FLUSH_TO_ZERO if flush else 0)))
-        try:
-            yield
-        finally:
-            _write(np.uint32(before))
+    __slots__ = ("_before", "_wanted")
 
-else:
+    def __init__(self, wanted: int) -> None:
+        self._wanted = np.uint32(wanted)
 
-    @contextlib.contextmanager
-    def default_environment(flush: bool = False) -> Iterator[None]:
-        """Leave the environment as it is: plain Python, or a processor whose control register is not known here.
+    def __enter__(self) -> None:
+        self._before = np.uint32(_exchange(self._wanted))
 
-        NumPy does not warn of exceptions inside: compiled code does not either.
-        """
-        assert not flush
-        with np.errstate(all="ignore"):
-            yield
+    def __exit__(self, *_: object) -> None:
+        _exchange(self._before)
+
+
+def default_environment(flush: bool = False) -> contextlib.AbstractContextManager[Any]:
+    """Compute with rounding to nearest even, and with subnormal numbers, in the calling thread inside ``with``.
+
+    With ``flush``, for which `FLUSHES_AFTER_ROUNDING` must hold, tiny results are zeros; operands are kept. The
+    register is set by a compiled call of its own, so that no compiler moves arithmetic across it: the arithmetic
+    belongs in another kernel, called inside.
+
+    In plain Python, or on a processor whose control register is not known here, the environment stays as it is, and
+    NumPy does not warn of exceptions: compiled code does not either.
+    """
+    if _SETS:
+        return _Environment(_DEFAULT | _FLUSH_TO_ZERO if flush else _DEFAULT)
+    assert not flush
+    return np.errstate(all="ignore")
