@@ -68,7 +68,7 @@ class BlockScaling(Recipe):
         rows = _SIDE if role in self.square else 1
         tiles = _tiled(x, rows)
         scale, inverse = self._scales(amax_of(tiles, (1, 3)), fmt.max_finite)
-        values = cast(tiles, scale, fmt).reshape(tiles.shape[0] * rows, -1)
+        values = cast(tiles, scale, fmt).reshape(tiles.shape[0] * rows, tiles.shape[2] * _SIDE)
         return Scaled(values[: x.shape[0], : x.shape[1]], fmt, inverse[:, 0, :, 0])
 
     def _scales(self, amax: Array, largest: float) -> tuple[Array, Array]:

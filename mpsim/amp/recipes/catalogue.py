@@ -62,9 +62,6 @@ def get_recipe(recipe: RecipeLike) -> Recipe:
     --------
     >>> get_recipe("te-delayed").amax_history_len
     1024
-    >>> get_recipe("te-delaid")
-    Traceback (most recent call last):
-    ValueError: recipe is 'te-delaid', which is no FP8 recipe; nearest: te-delayed
     """
     if isinstance(recipe, Recipe):
         return recipe
