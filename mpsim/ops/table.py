@@ -69,6 +69,9 @@ class Site(Protocol):
     def matmul(self, call: Call, a: Array, b: Array, product: Product, roles: Roles) -> Array:
         """Return ``a @ b`` in FP32."""
 
+    def free(self) -> None:
+        """Let go of arrays that a second backward pass would need."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -100,6 +103,12 @@ class Call:
         if unit in ("native", units.NATIVE) or self.fmt is FP32 or self.fmt is FP64:
             return np.asarray(a @ b)
         return unit_matmul(a, b, unit=_instruction(unit, self.fmt), rounded=True)
+
+    def free(self) -> None:
+        """Let go of all that a second backward pass would need."""
+        self.saved.clear()
+        if self.site is not None:
+            self.site.free()
 
     def operand(self, x: Array) -> Array:
         """Return an intermediate result rounded to the inputs' format, as a product needs it.

@@ -64,9 +64,9 @@ class Recipe(abc.ABC):
         return tuple(dict.fromkeys(pairs))
 
     @property
-    def histories(self) -> tuple[str, ...]:
-        """Roles whose scales follow from earlier steps."""
-        return ()
+    def remembers(self) -> bool:
+        """Whether a step depends on what a layer saw in earlier ones."""
+        return False
 
     @abc.abstractmethod
     def check(self, unit: UnitLike) -> None:

@@ -41,7 +41,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "ms-amp": CurrentScaling(
         power_of_two=True,
-        remember=True,
+        keep_last=True,
         gradient_of_weight="e4m3",
         compute="fp16",
         source="MS-AMP, Azure/MS-AMP; FP8-LM, arXiv 2310.18313",

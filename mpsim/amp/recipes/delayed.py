@@ -15,9 +15,6 @@ from mpsim_kernels.floating_point import default_environment
 
 __all__ = ["DelayedScaling", "rolled"]
 
-_LAYER = ("input", "weight", "gradient")
-_ATTENTION = ("query", "key", "value", "weights", "probabilities", "score_gradient")
-
 
 def rolled(
     history: AmaxHistory,
@@ -91,9 +88,9 @@ class DelayedScaling(TensorScaling):
             )
 
     @property
-    def histories(self) -> tuple[str, ...]:
-        """Roles whose scales follow from earlier steps: all."""
-        return _LAYER + (_ATTENTION if self.attention else ())
+    def remembers(self) -> bool:
+        """Whether a step depends on what a layer saw in earlier ones: always."""
+        return True
 
     def scale_of(self, x: Array, role: str, site: RecipeSite) -> Array:
         """Return the scale of this step, and take note of the amax."""

@@ -103,6 +103,11 @@ class NVFP4Scaling(Recipe):
         if self.attention:
             raise ValueError("attention is True; NVFP4 is for linear layers: MXFP8Scaling takes both")
 
+    @property
+    def remembers(self) -> bool:
+        """Whether a step depends on earlier ones: their number chooses the random bits."""
+        return self.stochastic
+
     def check(self, unit: UnitLike) -> None:
         """Raise a ValueError where a unit lacks an instruction that the products need."""
         block_row(unit, NVFP4, NVFP4)

@@ -110,20 +110,20 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
         if operation == "scaled_dot_product_attention" and self.recipe.attention:
             self._attentions += 1
             if self._latest is None:
-                if self.recipe.histories:
+                if self.recipe.remembers:
                     raise ValueError(
-                        "fp8_autocast: attention comes before every linear layer of the region; amax histories stay "
-                        "with the weight of the layer before: let that run in the region too"
+                        "fp8_autocast: attention comes before every linear layer of the region; what the recipe "
+                        "remembers stays with the weight of the layer before: let that run in the region too"
                     )
                 return self._site(None, "attention", None)
             return self._site(self._latest, f"attention-{self._attentions}", None)
         return None
 
     def _site(self, weight: Tensor | None, layer: str, operand: Tensor | None) -> RecipeSite:
-        if self.recipe.histories and weight is not None and not weight.is_leaf:
+        if self.recipe.remembers and weight is not None and not weight.is_leaf:
             raise ValueError(
-                f"fp8_autocast: the weight of a linear layer, of shape {weight.shape}, was made by an operation; amax "
-                "histories stay with a parameter: choose a recipe without, such as 'te-current'"
+                f"fp8_autocast: the weight of a linear layer, of shape {weight.shape}, was made by an operation; what "
+                "the recipe remembers stays with a parameter: choose one without a memory, such as 'te-current'"
             )
         state = LayerState() if weight is None else layer_state(weight, layer)
         recording = is_grad_enabled()

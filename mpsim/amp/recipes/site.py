@@ -84,6 +84,10 @@ class RecipeSite:
         """Return a site that belongs to no layer, to quantise single arrays."""
         return cls(None, unit, LayerState())
 
+    def free(self) -> None:
+        """Let go of the weight."""
+        self.weight = None
+
     def matmul(self, call: Call, a: Array, b: Array, product: Product, roles: Roles) -> Array:
         """Return ``a @ b`` in FP32."""
         assert self.recipe is not None

@@ -48,7 +48,7 @@ class CurrentScaling(TensorScaling):
     """One scale for each tensor, from its own amax.
 
     Transformer Engine's ``Float8CurrentScaling``; with ``rule="torchao"`` torchao's tensorwise recipe; with
-    ``power_of_two``, ``remember`` and ``gradient_of_weight`` that of MS-AMP (FP8-LM, arXiv 2310.18313).
+    ``power_of_two``, ``keep_last`` and ``gradient_of_weight`` that of MS-AMP (FP8-LM, arXiv 2310.18313).
 
     Examples
     --------
@@ -60,7 +60,7 @@ class CurrentScaling(TensorScaling):
     """A name of `scales.RULES`."""
     power_of_two: bool = False
     """Whether scales lose their significands."""
-    remember: bool = False
+    keep_last: bool = False
     """Whether a tensor whose amax is zero, infinite or NaN has the scale of the step before, rather than 1."""
     gradient_of_weight: str | None = None
     """Format in which the gradient of the weight is stored, under a scale of its own."""
@@ -70,9 +70,9 @@ class CurrentScaling(TensorScaling):
         named(RULES, self.rule, "rule", "rule of scales")
 
     @property
-    def histories(self) -> tuple[str, ...]:
-        """Roles whose scales may be those of earlier steps."""
-        return ("input", "weight", "gradient") if self.remember else ()
+    def remembers(self) -> bool:
+        """Whether a step depends on what a layer saw in earlier ones."""
+        return self.keep_last
 
     def scale_of(self, x: Array, role: str, site: RecipeSite) -> Array:
         """Return the scale that the amax of a tensor gives."""
@@ -82,7 +82,7 @@ class CurrentScaling(TensorScaling):
         amax = amax_of(x)
         scale = RULES[self.rule](amax, fmt.max_finite)
         scale = power_below(scale) if self.power_of_two else scale
-        if not self.remember:
+        if not self.keep_last:
             return scale
         history = site.state.history(role, 1)
         scale = scale if np.isfinite(amax) and amax > 0 else np.asarray(history.scale)
@@ -114,12 +114,15 @@ class RowwiseScaling(Recipe):
     tensorwise_weight: bool = False
     """Whether the weight has one scale in the product for the gradient of the input."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention:
+            raise ValueError("attention is True; scales by rows are for linear layers: CurrentScaling takes both")
+
     def check(self, unit: UnitLike) -> None:
         """Raise a ValueError where a unit lacks an instruction that the products need."""
         for pair in self.pairs:
             row_for(unit, *pair)
-        if self.attention:
-            raise ValueError("attention is True; scales by rows are for linear layers: CurrentScaling takes both")
 
     def quantize(self, x: Array, role: str, axis: int | None) -> Scaled:
         """Return a matrix in the format of its role, with scales from the amax along an axis, or of all of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -369,10 +370,25 @@ def test_delayed_scaling_of_a_weight_that_an_operation_made_is_refused():
     w = Tensor(drawn(3, 4), requires_grad=True)
     with amp.fp8_autocast("te-current"):
         nn.functional.linear(drawn(2, 4), w * 2.0)
-    with amp.fp8_autocast(SHORT), pytest.raises(ValueError, match="amax histories stay with a parameter"):
+    with amp.fp8_autocast("te-nvfp4"), pytest.raises(ValueError, match="remembers stays with a parameter"):
+        nn.functional.linear(drawn(2, 4), w * 2.0)
+    with amp.fp8_autocast(SHORT), pytest.raises(ValueError, match="remembers stays with a parameter"):
         nn.functional.linear(drawn(2, 4), w * 2.0)
 
 
 def test_a_recipe_prints_as_what_makes_it():
     assert str(get_recipe("te-delayed")) == "DelayedScaling()"
     assert str(get_recipe("torchao-mxfp8-floor")) == "MXFP8Scaling(scale_rule='floor')"
+
+
+def test_weights_are_let_go_after_the_backward_pass(layer: nn.Linear):
+    x = Tensor(drawn(2, 4))
+    with amp.fp8_autocast("te-current", format="fp32"):
+        y = layer(x)
+    old = weakref.ref(layer.weight.data)
+    layer.weight.data = layer.weight.data.copy()
+    assert old() is not None
+    y.backward(np.ones((2, 3), np.float32))
+    assert old() is None
+    with pytest.raises(RuntimeError, match="the graph was freed"):
+        y.backward(np.ones((2, 3), np.float32))

@@ -13,7 +13,8 @@ from mpsim.amp.recipes import RECIPES
 from mpsim.experiments.training import standardised
 
 NEAR = 0.03
-"""10 of the 359 test images, which is how many lie between two classes; the seeds of FP32 differ by half of that."""
+"""10 of the 359 test images: runs in FP32 from five seeds lie up to 7 images apart."""
+
 UNITS = {"te-mxfp8": "b200", "te-nvfp4": "b200"}
 
 
@@ -49,15 +50,15 @@ def run(recipe: str | None, steps: int, hidden: int = 32, batch: int = 64) -> tu
     return float(np.mean(logits.data.argmax(axis=1) == test.y)), model[0].weight.data
 
 
-@pytest.mark.parametrize("recipe", ["te-delayed", "deepseek-v3"])
+@pytest.mark.parametrize("recipe", ["te-delayed", "te-mxfp8"])
 def test_a_short_run_learns_as_in_fp32_and_repeats_bit_for_bit(recipe: str):
-    accuracy, weights = run(recipe, steps=60)
-    assert accuracy > run(None, steps=60)[0] - NEAR
-    assert_same_bits(run(recipe, steps=60)[1], weights)
+    accuracy, weights = run(recipe, steps=40)
+    assert accuracy > run(None, steps=40)[0] - NEAR
+    assert_same_bits(run(recipe, steps=40)[1], weights)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_long_run_ends_near_fp32(recipe: str):
-    accuracy, _ = run(recipe, steps=600)
-    assert accuracy > run(None, steps=600)[0] - NEAR
+    accuracy, _ = run(recipe, steps=400)
+    assert accuracy > run(None, steps=400)[0] - NEAR
