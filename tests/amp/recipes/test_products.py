@@ -10,7 +10,16 @@ import pytest
 
 from bits import assert_same_bits
 from mpsim import amp, nn
-from mpsim.amp.recipes import RECIPES, CurrentScaling, Recipe, RecipeSite, get_recipe, hadamard, hadamard_transform
+from mpsim.amp.recipes import (
+    RECIPES,
+    CurrentScaling,
+    NVFP4Scaling,
+    Recipe,
+    RecipeSite,
+    get_recipe,
+    hadamard,
+    hadamard_transform,
+)
 from mpsim.formats import FP32, get_format
 from mpsim.tensor import Tensor
 from reference import recipes as twin
@@ -197,18 +206,23 @@ def test_mxfp8_is_the_twins_bit_for_bit(name: str, rule: str):
         assert_elements(got[product], lambda i, j: twin.blocks_product(unit, a, b, i, j))  # noqa: B023
 
 
-def test_nvfp4_is_the_twins_bit_for_bit():
-    arrays = numbers(SMALL)
-    got, unit, recipe = engine("te-nvfp4", "b200", arrays), twin.scaled_unit("b200", fp4=True), get_recipe("te-nvfp4")
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "plain"])
+def test_nvfp4_is_the_twins_bit_for_bit(whole: bool):
+    """With stochastic gradients, transform and 16 x 16 weights, and without any of them."""
+    arrays, unit = numbers(SMALL), twin.scaled_unit("b200", fp4=True)
+    recipe = NVFP4Scaling() if whole else NVFP4Scaling(stochastic=False, transform=False, square=())
+    got = engine(recipe, "b200", arrays)
     stream = 1 << 24 | 1 << 1  # first step, first call
     for product in PRODUCTS:
         pair = twin.operands(product, *lists(arrays))
-        draw = None if product == "forward" else twin.random_bits(5, stream + (product == "weight_gradient"))
+        draw = None
+        if whole and product != "forward":
+            draw = twin.random_bits(5, stream + (product == "weight_gradient"))
         left, right = pair.a, pair.b
-        if product == "weight_gradient":
+        if whole and product == "weight_gradient":
             left, right = (twin.hadamard_transform(x, "b200") for x in (left, right))
         a = twin.nvfp4(left, square=False, draw=draw)
-        b = twin.nvfp4(right, square=pair.roles[1] == "weight")
+        b = twin.nvfp4(right, square=whole and pair.roles[1] == "weight")
         assert_blocks(recipe.quantize(np.float32(right).T, pair.roles[1], -2), True, b)
         assert_elements(got[product], lambda i, j: twin.blocks_product(unit, a, b, i, j))  # noqa: B023
 

@@ -271,6 +271,24 @@ def test_what_runs_without_gradients_changes_nothing(layer: nn.Linear):
         assert_same_bits(after[name], before[name])
 
 
+def test_ms_amp_keeps_the_scale_of_the_step_before_where_amax_says_nothing(layer: nn.Linear):
+    def scale(size: float) -> float:
+        step(layer, np.full((1, 4), size, np.float32), "ms-amp")
+        return float(amp.scaling_state(layer)["weight/linear/input/scale"])
+
+    # 448 / 3 lies between 2**7 and 2**8.
+    assert [scale(x) for x in (0.0, 3.0, 0.0, np.inf, np.nan, 448.0, 449.0)] == [1, 128, 128, 128, 128, 1, 0.5]
+
+
+def test_gradients_may_be_in_another_format_than_the_rest():
+    x = drawn(32, 32)
+    for recipe in (MXFP8Scaling(backward="e5m2"), dataclasses.replace(get_recipe("te-block"), backward="e5m2")):
+        layer = nn.Linear(32, 32, rng=0)
+        step(layer, x, recipe, unit="b200")
+        assert np.isfinite(layer.weight.grad.data).all()
+        assert {str(fmt) for pair in recipe.pairs for fmt in pair} == {"e4m3", "e5m2"}
+
+
 def test_histories_belong_to_weights_and_go_with_them(layer: nn.Linear):
     other = nn.Linear(4, 3, rng=0)
     step(layer, drawn(2, 4), SHORT)
