@@ -91,8 +91,9 @@ class Recipe(abc.ABC):
         """Make the scales of the next step, of gradients or of all else."""
 
     def __str__(self) -> str:
-        given = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(text for text in given if not text.startswith('source'))})"
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        given.pop("source", None)
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
 T = TypeVar("T")

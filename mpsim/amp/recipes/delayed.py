@@ -36,28 +36,24 @@ def rolled(
 
     Notes
     -----
-    Transformer Engine's kernel: the history moves on by one and its entry 0 becomes 0, unless that is 0 already, so
-    that a layer which did not run keeps its history. The scale is ``largest * 2**-margin / amax`` in float32, the
-    largest float32 where that overflows; where amax is zero, infinite or NaN it stays as it was. The largest of a
-    history passes over NaN.
+    Transformer Engine's kernel: nothing changes where entry 0 of the history is 0, so that a layer which did not run
+    keeps what it has. Otherwise the history moves on by one, and its entry 0 becomes 0. The scale is
+    ``largest * 2**-margin / amax`` in float32, the largest float32 where that overflows; where amax is zero, infinite
+    or NaN it stays as it was. The largest of a history passes over NaN.
 
     Examples
     --------
     >>> rolled(AmaxHistory(np.float32([7.0, 0.0, 3.5])), 448.0)
     AmaxHistory(amax=array([0. , 3.5, 7. ], dtype=float32), scale=np.float32(64.0))
     """
-    now = history.amax[0]
+    if history.amax[0] == 0:
+        return history
     if callable(algorithm):
         amax = np.float32(algorithm(history.amax.copy()))
-    elif algorithm == "max":
-        amax = np.fmax.reduce(history.amax) if now != 0 else now
     else:
-        amax = now
-    after = history.amax
-    if now != 0:
-        after = np.roll(history.amax, -1)
-        after[0] = 0
-    scale = history.scale
+        amax = np.fmax.reduce(history.amax) if algorithm == "max" else history.amax[0]
+    after, scale = np.roll(history.amax, -1), history.scale
+    after[0] = 0
     if np.isfinite(amax) and amax > 0:
         with default_environment(), np.errstate(all="ignore"):
             quotient = np.float32(largest * 2.0**-margin) / amax

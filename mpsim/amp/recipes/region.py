@@ -75,16 +75,18 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
         self._attentions = 0
         self._latest: Tensor | None = None
         self._entered: list[contextlib.ExitStack] = []
+        self._around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if enabled:
             self.recipe.check(unit)
+            if self.format != FP32:
+                self._around = autocast(self.format, unit=unit)
 
     def __enter__(self) -> fp8_autocast:
         stack = contextlib.ExitStack()
         if not self.enabled:
             stack.enter_context(using(quantization=None))
         else:
-            if self.format != FP32:
-                stack.enter_context(autocast(self.format, unit=self.unit))
+            stack.enter_context(self._around)
             if settings().quantization is not self:
                 self._visited, self._calls, self._attentions, self._latest = [], 0, 0, None
                 stack.callback(self._finish)

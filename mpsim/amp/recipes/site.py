@@ -117,7 +117,7 @@ def scaling_state(model: Module) -> dict[str, Array]:
     -------
     dict
         Arrays by ``<parameter>/<layer>/steps``, ``<parameter>/<layer>/<role>/amax`` and ``.../scale``; empty before
-        the first step under a recipe. `checkpoint.save` keeps them with the model.
+        the first step under a recipe. `checkpoint.save` keeps them with the model; a copy of the model starts anew.
     """
     arrays: dict[str, Array] = {}
     for name, parameter in model.named_parameters():

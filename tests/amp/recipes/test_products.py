@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -23,6 +24,8 @@ from mpsim.amp.recipes import (
 from mpsim.formats import FP32, get_format
 from mpsim.tensor import Tensor
 from reference import recipes as twin
+
+pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="products of this size take minutes as plain Python")
 
 PRODUCTS = ("forward", "input_gradient", "weight_gradient")
 # Tokens, inputs and outputs. A split shows where K is more than 128: in the gradient of the weight, and forward.

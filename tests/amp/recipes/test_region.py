@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from mpsim.tensor import Tensor, settings
 from reference import recipes as twin
 
 Array = np.ndarray[Any, Any]
+machine_code = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="several steps take minutes as plain Python")
 SHORT = DelayedScaling(amax_history_len=4)
 
 
@@ -112,6 +114,7 @@ def test_inputs_of_any_number_of_axes_are_rows_of_one_matrix(layer: nn.Linear):
         assert none.shape == (0, 3, 3)
 
 
+@machine_code
 def test_two_runs_give_the_same_bits_and_another_seed_other_ones():
     def run(recipe: str, seed: int) -> Array:
         model = nn.Sequential(nn.Linear(16, 8, rng=0), nn.ReLU(), nn.Linear(8, 4, rng=1))
@@ -306,6 +309,7 @@ def test_another_length_keeps_the_newest_entries(layer: nn.Linear):
     assert amp.scaling_state(layer)["weight/linear/input/amax"].tolist() == [0, 4.0, 1.0]
 
 
+@machine_code
 @pytest.mark.parametrize("recipe", ["te-delayed", "te-nvfp4", "ms-amp"])
 def test_a_resumed_run_is_that_without_a_break_bit_for_bit(tmp_path: Path, recipe: str):
     def fresh(seed: int) -> tuple[nn.Sequential, optim.AdamW]:

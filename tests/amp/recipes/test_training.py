@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -11,6 +12,8 @@ from bits import assert_same_bits
 from mpsim import amp, nn, no_grad, optim
 from mpsim.amp.recipes import RECIPES
 from mpsim.experiments.training import standardised
+
+pytestmark = pytest.mark.skipif(numba.config.DISABLE_JIT, reason="training takes minutes as plain Python")
 
 NEAR = 0.03
 """10 of the 359 test images: runs in FP32 from five seeds lie up to 7 images apart."""
