@@ -17,7 +17,7 @@ from mpsim.matmul import matmul
 from mpsim.ops import Product, Roles
 from mpsim.units import MatrixUnit, UnitLike
 
-__all__ = ["MXFP8Scaling", "block_row", "multiply_blocks", "quantize_tiles"]
+__all__ = ["MXFP8Scaling", "block_row", "multiply_blocks", "quantize_tiles", "require_one_chain"]
 
 _MXFP8 = {"e4m3": MXFP8_E4M3, "e5m2": MXFP8_E5M2}
 
@@ -36,6 +36,12 @@ def multiply_blocks(a: BlockArray, b: BlockArray, unit: UnitLike) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(np.matmul(dequantize(a), dequantize(b)))
     return matmul(a, b, unit=block_row(unit, a.format, b.format))
+
+
+def require_one_chain(recipe: Recipe) -> None:
+    """Refuse split accumulation, which units that take scales for blocks have no use for: they keep 24 bits."""
+    if recipe.split:
+        raise ValueError(f"split is {recipe.split}; with scales in the instruction every product is one chain: ()")
 
 
 def quantize_tiles(x: Array, fmt: BlockFormat, axis: int, **options: Any) -> BlockArray:
@@ -75,6 +81,7 @@ class MXFP8Scaling(Recipe):
     """
 
     backward: str = "e4m3"
+    split: tuple[Product, ...] = ()
     scale_rule: str = "rceil-fp32"
     """A rule of `blocks.ScaleRule`: ``"rceil-fp32"`` (Transformer Engine), ``"floor"``, ``"ceil"``, ``"rceil"``,
     ``"even"`` (the four of torchao) ..."""
@@ -83,6 +90,7 @@ class MXFP8Scaling(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_one_chain(self)
         ScaleRule.of(self.scale_rule, "scale_rule")
         unknown = {self.forward, self.backward} - _MXFP8.keys()
         if unknown:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpsim import presets, units
 from mpsim.amp.recipes.base import BACKWARD, Array, Recipe
-from mpsim.amp.recipes.microscaling import block_row, multiply_blocks, quantize_tiles
+from mpsim.amp.recipes.microscaling import block_row, multiply_blocks, quantize_tiles, require_one_chain
 from mpsim.amp.recipes.site import RecipeSite
 from mpsim.blocks import NVFP4, BlockArray, quantize
 from mpsim.formats import BF16
@@ -84,6 +84,7 @@ class NVFP4Scaling(Recipe):
 
     forward: str = "e2m1"
     backward: str = "e2m1"
+    split: tuple[Product, ...] = ()
     stochastic: bool = True
     """Whether gradients are rounded stochastically."""
     transform: bool = True
@@ -96,6 +97,7 @@ class NVFP4Scaling(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_one_chain(self)
         if {self.forward, self.backward} != {"e2m1"}:
             raise ValueError(f"forward is {self.forward!r} and backward {self.backward!r}; NVFP4 has e2m1 for both")
         if len(self.signs) != _POINTS or not {*self.signs} <= {1, -1}:

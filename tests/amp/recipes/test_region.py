@@ -376,6 +376,7 @@ def test_a_recipe_that_cannot_work_is_an_error():
         (lambda: CurrentScaling(forward="e4m4x"), "unknown format"),
         (lambda: MXFP8Scaling(forward="fp16"), "MXFP8 has no elements in 'fp16'"),
         (lambda: MXFP8Scaling(scale_rule="up"), "scale_rule"),
+        (lambda: MXFP8Scaling(split=("forward",)), "every product is one chain"),
         (lambda: dataclasses.replace(get_recipe("te-nvfp4"), backward="e4m3"), "NVFP4 has e2m1 for both"),
         (lambda: dataclasses.replace(get_recipe("te-nvfp4"), signs=(1, -1)), "16 numbers 1 or -1"),
         (lambda: dataclasses.replace(get_recipe("te-block"), split=()), "all products are split"),
