@@ -75,7 +75,7 @@ class Node:
     def free(self) -> None:
         """Let go of all that a second backward pass would need."""
         self.inputs, self.arrays, self.output = (), (), stand_in(self.output)
-        self.call.saved.clear()
+        self.call.free()
 
 
 _NANS = {4: np.float32(np.nan).tobytes(), 8: np.float64(np.nan).tobytes()}

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.amp import GradScaler
+from mpsim.amp import GradScaler, load_scaling_state, scaling_state
 from mpsim.nn import Module
 from mpsim.optim import Optimizer
 from mpsim.optim.lr_scheduler import LRScheduler
@@ -55,7 +55,7 @@ def save(
     ----------
     path : path of a ``.npz`` file
     model, optimizer, scaler, schedule, generator
-        What to save; each may be left out.
+        What to save; each may be left out. With the model go the amax histories of FP8 recipes.
     extra : mapping, optional
         Anything that JSON can hold, such as the number of the epoch.
 
@@ -68,6 +68,7 @@ def save(
     meta: dict[str, Any] = {"version": _VERSION, "extra": dict(extra or {})}
     if model is not None:
         arrays.update({f"model/{name}": array for name, array in model.state_dict().items()})
+        arrays.update({f"scaling/{name}": array for name, array in scaling_state(model).items()})
         meta["model"] = _formats(model)
     if optimizer is not None:
         state = optimizer.state_dict()
@@ -126,6 +127,8 @@ def load(
                 raise ValueError(f"{path}: the parameters have other names or formats than those of the model")
             undo.callback(model.load_state_dict, model.state_dict())
             model.load_state_dict(_below("model/", arrays))
+            undo.callback(load_scaling_state, model, scaling_state(model))
+            load_scaling_state(model, _below("scaling/", arrays))
         if optimizer is not None:
             undo.callback(optimizer.load_state_dict, optimizer.state_dict())
             optimizer.load_state_dict(_optimizer_state(meta["optimizer"], arrays, optimizer))

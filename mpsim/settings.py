@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat
-from mpsim.ops import UnitsLike
+from mpsim.ops import Site, UnitsLike
 
 __all__ = [
     "Meter",
     "Observer",
     "Policy",
+    "Quantization",
     "Settings",
     "is_grad_enabled",
     "matrix_unit",
@@ -34,6 +35,13 @@ class Policy(Protocol):
 
     def cast_inputs(self, operation: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the inputs, tensors, in the format that the operation is to run in."""
+
+
+class Quantization(Protocol):
+    """Decides which operations multiply scaled operands in a narrower format; `amp.fp8_autocast` is one."""
+
+    def site(self, operation: str, inputs: tuple[Any, ...]) -> Site | None:
+        """Return what multiplies the operands of an operation on these tensors; None where its unit does."""
 
 
 class Observer(Protocol):
@@ -76,6 +84,7 @@ class Settings:
 
     unit: UnitsLike = "native"
     policy: Policy | None = None
+    quantization: Quantization | None = None
     observer: Observer | None = None
     grad_enabled: bool = True
     meter: Meter | None = None

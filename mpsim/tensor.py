@@ -14,7 +14,7 @@ from mpsim._arrays import as_source
 from mpsim._methods import Methods
 from mpsim.autograd import Hook, Node, RemovableHandle, backward, held, rounded, stand_in
 from mpsim.formats import FloatFormat, FormatLike, get_format
-from mpsim.ops import TABLE, Call, Operation
+from mpsim.ops import TABLE, Call, Operation, Site
 from mpsim.promotion import meet, natural_format
 from mpsim.settings import (
     Observer,
@@ -362,9 +362,10 @@ def apply(name: str, *inputs: Tensor | None, **options: Any) -> Tensor:
     """
     operation = TABLE[name]
     given = tuple(t for t in inputs if t is not None)
-    policy = settings().policy
-    if policy is not None:
-        given = policy.cast_inputs(name, given)
+    now = settings()
+    site = None if now.quantization is None else now.quantization.site(name, given)
+    if now.policy is not None:
+        given = now.policy.cast_inputs(name, given)
     if operation.formats == "first":
         fmt = given[0].format
     else:
@@ -378,11 +379,15 @@ def apply(name: str, *inputs: Tensor | None, **options: Any) -> Tensor:
         inputs = tuple(None if t is None else next(rest) for t in inputs)
     else:
         inputs = given
-    return _record(operation, inputs, fmt, options)
+    return _record(operation, inputs, fmt, options, site)
 
 
 def _record(
-    operation: Operation, inputs: tuple[Tensor | None, ...], fmt: FloatFormat, options: dict[str, Any]
+    operation: Operation,
+    inputs: tuple[Tensor | None, ...],
+    fmt: FloatFormat,
+    options: dict[str, Any],
+    site: Site | None = None,
 ) -> Tensor:
     """Run an operation; round its result to ``fmt`` and note what backward needs."""
     now = settings()
@@ -390,7 +395,7 @@ def _record(
     wanted = tuple(now.grad_enabled and t is not None and t.requires_grad for t in inputs)
     first = inputs[0]
     assert first is not None
-    call = Call(first.format, now.unit, wanted)
+    call = Call(first.format, now.unit, wanted, site=site)
     with np.errstate(all="ignore"):
         raw = np.asarray(operation.forward(call, *arrays, **options))
     holds_weight = operation.name == "cast" and _is_weight(first)

@@ -22,9 +22,9 @@ from mpsim.ops import (
     reductions,
     shape,
 )
-from mpsim.ops.table import Call, Operation, Part, Units, UnitsLike
+from mpsim.ops.table import Call, Operation, Part, Product, Roles, Site, Units, UnitsLike
 
-__all__ = ["TABLE", "Call", "Operation", "Part", "Units", "UnitsLike"]
+__all__ = ["TABLE", "Call", "Operation", "Part", "Product", "Roles", "Site", "Units", "UnitsLike"]
 
 _MODULES = (
     arithmetic,

@@ -27,7 +27,7 @@ def _weights(
     call: Call, query: Array, key: Array, bias: Array | None, allowed: NDArray[np.bool_] | None, scale: float
 ) -> tuple[Array, Array]:
     """Return exp(score - largest score of its row), and the sum of each row."""
-    scores = call.matmul(query, _transposed(key)) * query.dtype.type(scale)
+    scores = call.matmul(query, _transposed(key), roles=("query", "key")) * query.dtype.type(scale)
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
@@ -62,7 +62,7 @@ def _attention(
     kept = _kept(weights.shape, query.dtype, dropout_p, draws)
     if kept is not None:
         weights = weights * kept
-    return np.asarray(call.matmul(call.operand(weights), value) / total)
+    return np.asarray(call.matmul(call.operand(weights), value, roles=("weights", "value")) / total)
 
 
 def _attention_vjp(
@@ -83,14 +83,19 @@ def _attention_vjp(
     probability = weights / total
     kept = _kept(weights.shape, query.dtype, dropout_p, draws)
     used = probability if kept is None else probability * kept
-    by_value = call.matmul(_transposed(call.operand(used)), g, "input_gradient") if call.wanted[2] else None
-    by_used = call.matmul(g, _transposed(value), "input_gradient")
+    by_value = None
+    if call.wanted[2]:
+        by_value = call.matmul(_transposed(call.operand(used)), g, "input_gradient", ("probabilities", "gradient"))
+    by_used = call.matmul(g, _transposed(value), "input_gradient", ("gradient", "value"))
     by_probability = by_used if kept is None else by_used * kept
     by_score = probability * (by_probability - (by_probability * probability).sum(axis=-1, keepdims=True))
     held = call.operand(by_score)
     factor = query.dtype.type(scale)
-    by_query = call.matmul(held, key, "input_gradient") * factor if call.wanted[0] else None
-    by_key = call.matmul(_transposed(held), query, "input_gradient") * factor if call.wanted[1] else None
+    by_query = by_key = None
+    if call.wanted[0]:
+        by_query = call.matmul(held, key, "input_gradient", ("score_gradient", "key")) * factor
+    if call.wanted[1]:
+        by_key = call.matmul(_transposed(held), query, "input_gradient", ("score_gradient", "query")) * factor
     gradients = (
         None if by_query is None else summed_to(by_query, query.shape),
         None if by_key is None else summed_to(by_key, key.shape),

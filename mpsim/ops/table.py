@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,19 @@ from mpsim.matmul import matmul as unit_matmul
 from mpsim.rounding import round_to
 from mpsim.units import MatrixUnit
 
-__all__ = ["Array", "Call", "Gradients", "Operation", "Part", "Product", "Units", "UnitsLike"]
+__all__ = ["Array", "Call", "Gradients", "Operation", "Part", "Product", "Roles", "Site", "Units", "UnitsLike"]
 
 Array: TypeAlias = "NDArray[Any]"
 Product: TypeAlias = Literal["forward", "input_gradient", "weight_gradient"]
+Roles: TypeAlias = "tuple[str, str]"
+"""What the left and the right operand of a product are to their layer."""
+
+_ROLES: dict[Product, Roles] = {
+    "forward": ("input", "weight"),
+    "input_gradient": ("gradient", "weight"),
+    "weight_gradient": ("gradient", "input"),
+}
+"""Those of a linear layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,16 @@ class Units:
 UnitsLike: TypeAlias = "Units | MatrixUnit | str"
 
 
+class Site(Protocol):
+    """One operation whose operands a recipe scales and quantises; the FP8 recipes of `amp.recipes` bring it."""
+
+    def matmul(self, call: Call, a: Array, b: Array, product: Product, roles: Roles) -> Array:
+        """Return ``a @ b`` in FP32."""
+
+    def free(self) -> None:
+        """Let go of arrays that a second backward pass would need."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """How one operation is to compute, and what its forward pass leaves for its backward pass."""
@@ -66,17 +85,37 @@ class Call:
     """For each input, whether its gradient is wanted."""
     saved: dict[str, Array] = field(default_factory=dict)
     """Intermediate results, in the inner arithmetic, that the forward pass keeps for the backward pass."""
+    site: Site | None = None
+    """Computes the products where a recipe is in force."""
 
-    def matmul(self, a: Array, b: Array, product: Product = "forward") -> Array:
-        """Return ``a @ b`` as the unit leaves it in FP32, before the rounding to the result's format."""
+    def matmul(self, a: Array, b: Array, product: Product = "forward", roles: Roles | None = None) -> Array:
+        """Return ``a @ b`` as the unit leaves it in FP32, before the rounding to the result's format.
+
+        ``roles`` say what ``a`` and ``b`` are to a recipe; unless given, what they are in a linear layer.
+        """
+        if self.site is not None:
+            return self.site.matmul(self, a, b, product, roles or _ROLES[product])
+        return self.unscaled(a, b, product)
+
+    def unscaled(self, a: Array, b: Array, product: Product) -> Array:
+        """Return ``a @ b`` of values of ``fmt``, whatever recipe is in force."""
         unit = getattr(self.unit, product) if isinstance(self.unit, Units) else self.unit
         if unit in ("native", units.NATIVE) or self.fmt is FP32 or self.fmt is FP64:
             return np.asarray(a @ b)
         return unit_matmul(a, b, unit=_instruction(unit, self.fmt), rounded=True)
 
+    def free(self) -> None:
+        """Let go of all that a second backward pass would need."""
+        self.saved.clear()
+        if self.site is not None:
+            self.site.free()
+
     def operand(self, x: Array) -> Array:
-        """Return an intermediate result rounded to the inputs' format, as a product needs it."""
-        return x if self.fmt is FP32 or self.fmt is FP64 else round_to(x, self.fmt)
+        """Return an intermediate result rounded to the inputs' format, as a product needs it.
+
+        A recipe quantises it without that step between.
+        """
+        return x if self.site is not None or self.fmt is FP32 or self.fmt is FP64 else round_to(x, self.fmt)
 
 
 @functools.lru_cache(maxsize=256)

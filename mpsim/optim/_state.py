@@ -113,13 +113,14 @@ def packed_rules(rules: Rules) -> dict[str, Any]:
         "state_format": None if rules.state_format is None else rules.state_format.name,
         "state_rounding": str(rules.state_rounding),
         "rng": None if rules.draws is None else dataclasses.asdict(rules.draws),
+        "scaled": {name: fmt.name for name, fmt in rules.scaled.items()},
     }
 
 
 def rules_of(packed: Mapping[str, Any], own: Rules) -> Rules:
     """Return the optimizer's rules with the random numbers of a saved state; the rest must agree."""
     mine = packed_rules(own)
-    for name in ("update", "state_format", "state_rounding"):
+    for name in ("update", "state_format", "state_rounding", "scaled"):
         if packed.get(name) != mine[name]:
             raise ValueError(f"load_state_dict: {name} is {packed.get(name)!r}; the optimizer has {mine[name]!r}")
     if (packed.get("rng") is None) != (own.draws is None):

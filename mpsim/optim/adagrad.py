@@ -24,7 +24,7 @@ class Adagrad(Optimizer):
 
     Parameters
     ----------
-    params, update, state_format, state_rounding, rng
+    params, update, state_format, state_rounding, rng, scaled
         As for `Optimizer`.
     lr : float
         Learning rate.
@@ -60,6 +60,7 @@ class Adagrad(Optimizer):
         state_format: FormatLike | None = None,
         state_rounding: Rounding | str = Rounding.NEAREST_EVEN,
         rng: DrawsLike = None,
+        scaled: Mapping[str, FormatLike] | None = None,
     ) -> None:
         options = {
             "lr": lr,
@@ -70,7 +71,13 @@ class Adagrad(Optimizer):
             "maximize": maximize,
         }
         super().__init__(
-            params, options, update=update, state_format=state_format, state_rounding=state_rounding, rng=rng
+            params,
+            options,
+            update=update,
+            state_format=state_format,
+            state_rounding=state_rounding,
+            rng=rng,
+            scaled=scaled,
         )
 
     def _check_options(self, options: Mapping[str, Any]) -> None:

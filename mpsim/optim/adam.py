@@ -25,7 +25,7 @@ class Adam(Optimizer):
 
     Parameters
     ----------
-    params, update, state_format, state_rounding, rng
+    params, update, state_format, state_rounding, rng, scaled
         As for `Optimizer`.
     lr : float
         Learning rate.
@@ -64,6 +64,7 @@ class Adam(Optimizer):
         state_format: FormatLike | None = None,
         state_rounding: Rounding | str = Rounding.NEAREST_EVEN,
         rng: DrawsLike = None,
+        scaled: Mapping[str, FormatLike] | None = None,
     ) -> None:
         options = {
             "lr": lr,
@@ -74,7 +75,13 @@ class Adam(Optimizer):
             "maximize": maximize,
         }
         super().__init__(
-            params, options, update=update, state_format=state_format, state_rounding=state_rounding, rng=rng
+            params,
+            options,
+            update=update,
+            state_format=state_format,
+            state_rounding=state_rounding,
+            rng=rng,
+            scaled=scaled,
         )
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
@@ -142,7 +149,7 @@ class AdamW(Adam):
 
     Parameters
     ----------
-    params, lr, betas, eps, amsgrad, maximize, update, state_format, state_rounding, rng
+    params, lr, betas, eps, amsgrad, maximize, update, state_format, state_rounding, rng, scaled
         As for `Adam`.
     weight_decay : float
         In each step the weights are first multiplied by ``1 - lr * weight_decay``.
@@ -164,6 +171,7 @@ class AdamW(Adam):
         state_format: FormatLike | None = None,
         state_rounding: Rounding | str = Rounding.NEAREST_EVEN,
         rng: DrawsLike = None,
+        scaled: Mapping[str, FormatLike] | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -177,4 +185,5 @@ class AdamW(Adam):
             state_format=state_format,
             state_rounding=state_rounding,
             rng=rng,
+            scaled=scaled,
         )

@@ -26,6 +26,7 @@ from mpsim.optim.updates import (
     positive_nan,
 )
 from mpsim.rounding import round_to
+from mpsim.scales import round_scaled
 from mpsim.stochastic import DrawsLike, in_blocks
 from mpsim.tensor import Tensor
 from mpsim_kernels._threads import AT_LEAST, in_ranges
@@ -34,6 +35,7 @@ from mpsim_kernels.floating_point import default_environment
 __all__ = ["Optimizer", "Piece", "Slot", "counted", "not_negative", "share"]
 
 _WEIGHT = 0  # the weight's own stream among those of a step; arrays of state follow
+_WEIGHTS = "weight"  # their name among scaled arrays
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +117,11 @@ class Optimizer(abc.ABC):
     state_rounding : {"nearest-even", "stochastic"}
     rng : int or Draws
         Seed of stochastic rounding. Every parameter, step and array has a stream of its own.
+    scaled : mapping of str to format, optional
+        Arrays that are stored in a narrow format under a power-of-two scale of the whole tensor, as MS-AMP does:
+        ``"weight"``, and state by its name, such as ``"exp_avg"``. A step computes in FP32 from what is stored, and
+        uses new moments before they are stored; see `scales.round_scaled`. Parameters must be in FP32, which holds
+        the stored numbers; they are rounded at once.
 
     Attributes
     ----------
@@ -139,10 +146,15 @@ class Optimizer(abc.ABC):
         state_format: FormatLike | None = None,
         state_rounding: Rounding | str = Rounding.NEAREST_EVEN,
         rng: DrawsLike = None,
+        scaled: Mapping[str, FormatLike] | None = None,
     ) -> None:
         self.defaults = defaults
         self._check_options(defaults)
-        self._rules = Rules.of(update, state_format, state_rounding, rng)
+        self._rules = Rules.of(update, state_format, state_rounding, rng, scaled)
+        unknown = self._rules.scaled.keys() - {_WEIGHTS, *self._states}
+        if unknown:
+            names = ", ".join((_WEIGHTS, *self._states))
+            raise ValueError(f"scaled has {unknown.pop()!r}; the arrays of {type(self).__name__} are {names}")
         self.param_groups: list[dict[str, Any]] = []
         self.counts = UpdateCounts()
         self.parameter_counts: list[UpdateCounts] = []
@@ -206,8 +218,12 @@ class Optimizer(abc.ABC):
                 raise ValueError("params has a tensor more than once, which would be updated twice")
             if self._rules.update is Update.STOCHASTIC and parameter.format == FP64:
                 raise ValueError("params has a tensor in fp64; update='stochastic' is for narrower formats")
+            if self._rules.scaled and parameter.format != FP32:
+                raise ValueError(f"params has a tensor in {parameter.format}; scaled is for parameters in fp32")
         self.param_groups.append(group)
         for parameter in group["params"]:
+            if _WEIGHTS in self._rules.scaled:
+                parameter.data = round_scaled(parameter.data, self._rules.scaled[_WEIGHTS])
             self._slots.append(Slot(len(self._slots), parameter))
             self.parameter_counts.append(UpdateCounts())
 
@@ -270,6 +286,9 @@ class Optimizer(abc.ABC):
             counts = self._whole_step(group, fresh, slot, grad, out)
         if counts is None:
             counts = self._in_pieces(group, fresh, slot, grad, out)
+        if rules.scaled:
+            out, lost = self._stored(slot, out)
+            counts = counts[0], counts[1] + lost
         for seen in (self.counts, self.parameter_counts[slot.index]):
             seen.updates += counts[0]
             seen.lost += counts[1]
@@ -279,6 +298,18 @@ class Optimizer(abc.ABC):
             new = round_to(new, parameter.format).astype(new.dtype, copy=False)
             slot.written = new
         parameter.data = new
+
+    def _stored(self, slot: Slot, out: Array) -> tuple[Array, int]:
+        """Round scaled arrays; return the new weights, and how many of them fell back to what they were."""
+        lost = 0
+        for name, fmt in self._rules.scaled.items():
+            if name in slot.arrays:
+                slot.arrays[name] = round_scaled(slot.arrays[name], fmt)
+            elif name == _WEIGHTS:
+                before, moved = slot.weights(), out
+                out = round_scaled(moved, fmt)
+                lost = int(np.count_nonzero((moved != before) & (out == before)))
+        return out, lost
 
     def _refresh_master(self, slot: Slot) -> None:
         """Make the master weights, and follow a parameter that was given other values since the last step."""

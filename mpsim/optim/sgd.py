@@ -29,7 +29,7 @@ class SGD(Optimizer):
 
     Parameters
     ----------
-    params, update, state_format, state_rounding, rng
+    params, update, state_format, state_rounding, rng, scaled
         As for `Optimizer`.
     lr : float
         Learning rate.
@@ -73,6 +73,7 @@ class SGD(Optimizer):
         state_format: FormatLike | None = None,
         state_rounding: Rounding | str = Rounding.NEAREST_EVEN,
         rng: DrawsLike = None,
+        scaled: Mapping[str, FormatLike] | None = None,
     ) -> None:
         options = {
             "lr": lr,
@@ -83,7 +84,13 @@ class SGD(Optimizer):
             "maximize": maximize,
         }
         super().__init__(
-            params, options, update=update, state_format=state_format, state_rounding=state_rounding, rng=rng
+            params,
+            options,
+            update=update,
+            state_format=state_format,
+            state_rounding=state_rounding,
+            rng=rng,
+            scaled=scaled,
         )
 
     def _check_options(self, options: Mapping[str, Any]) -> None:

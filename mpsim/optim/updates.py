@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -77,10 +78,17 @@ class Rules:
     state_format: FloatFormat | None = None
     state_rounding: Rounding = Rounding.NEAREST_EVEN
     draws: Draws | None = None
+    scaled: Mapping[str, FloatFormat] = dataclasses.field(default_factory=dict)
+    """Formats of arrays that are stored under a scale of the whole tensor, by name."""
 
     @classmethod
     def of(
-        cls, update: Update | str, state_format: FormatLike | None, state_rounding: Rounding | str, rng: DrawsLike
+        cls,
+        update: Update | str,
+        state_format: FormatLike | None,
+        state_rounding: Rounding | str,
+        rng: DrawsLike,
+        scaled: Mapping[str, FormatLike] | None = None,
     ) -> Rules:
         """Return the rules that an optimizer's arguments mean."""
         how = Update.of(update, "update")
@@ -90,13 +98,16 @@ class Rules:
         fmt = None if state_format is None else get_format(state_format)
         if fmt is None and rounding is Rounding.STOCHASTIC:
             raise ValueError("state_rounding is 'stochastic', which needs a state_format, such as 'bf16'")
+        if scaled and (how is not Update.NEAREST or fmt is not None):
+            raise ValueError("scaled is given, which goes with update='nearest' and without state_format")
         random = how is Update.STOCHASTIC or rounding is Rounding.STOCHASTIC
         if not random and rng is not None:
             raise ValueError("rng is given, but neither update nor state_rounding is 'stochastic'")
         draws = as_draws(rng) if random else None
         if draws is not None and draws.stream:
             raise ValueError(f"rng has stream {draws.stream}; the optimizer numbers the streams itself: leave it 0")
-        return cls(update=how, state_format=fmt, state_rounding=rounding, draws=draws)
+        formats = {name: get_format(each) for name, each in (scaled or {}).items()}
+        return cls(update=how, state_format=fmt, state_rounding=rounding, draws=draws, scaled=formats)
 
 
 class Rounder:
