@@ -22,9 +22,10 @@ from mpsim.ops import (
     reductions,
     shape,
 )
+from mpsim.ops.inner import FP32_INSIDE, Inner
 from mpsim.ops.table import Call, Operation, Part, Units, UnitsLike
 
-__all__ = ["TABLE", "Call", "Operation", "Part", "Units", "UnitsLike"]
+__all__ = ["FP32_INSIDE", "TABLE", "Call", "Inner", "Operation", "Part", "Units", "UnitsLike"]
 
 _MODULES = (
     arithmetic,
