@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import arithmetic
 from mpsim.formats import FP64, FloatFormat, FormatLike, get_format
 from mpsim.rounding import round_to
 
@@ -42,6 +41,8 @@ class Inner:
         if intermediate == "fp32" and accumulator is None and (order != "sequential" or chunk is not None):
             raise ValueError(f"order is {order!r}; sums in an order of your own need an accumulator, such as 'fp32'")
         fmt = None if accumulator is None else get_format(accumulator)
+        from mpsim import arithmetic  # here, for `import mpsim.tensor` to stay fast
+
         arithmetic.sum([0.0], fmt or "fp32", order=order, chunk=chunk)  # names what cannot work
         return cls(rounded=intermediate == "rounded", accumulator=fmt, order=order, chunk=chunk)
 
@@ -147,6 +148,8 @@ class Stepwise(np.ndarray[Any, Any]):
 
     def _total(self, terms: Array) -> Array:
         """Return the sums along the last axis."""
+        from mpsim import arithmetic
+
         inner = self.inner
         accumulator = inner.accumulator or self.step
         assert accumulator is not None
