@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from mpsim.observe import observe as observe
     from mpsim.ops import Units as Units
     from mpsim.rounding import round_to as round_to
+    from mpsim.settings import inner_arithmetic as inner_arithmetic
     from mpsim.stochastic import Draws as Draws
     from mpsim.tensor import Tensor as Tensor
     from mpsim.tensor import matrix_unit as matrix_unit
@@ -120,6 +121,7 @@ _NAMES = {
     "observe": "observe",
     "ops": "Units",
     "rounding": "round_to",
+    "settings": "inner_arithmetic",
     "stochastic": "Draws",
     "tensor": "Tensor matrix_unit no_grad",
 }

@@ -18,7 +18,7 @@ from mpsim.exact import decimal_text, error_text, power_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpsim.bench import MatmulTiming, RoundingTiming
+    from mpsim.bench import MatmulTiming, RoundingTiming, TrainTiming
     from mpsim.experiments import Claim
     from mpsim.experiments import Table as StudyTable
     from mpsim.formats import FloatFormat
@@ -39,6 +39,8 @@ __all__ = [
     "table",
     "timing_dict",
     "timings_table",
+    "train_dict",
+    "train_table",
     "units_legend",
     "units_table",
 ]
@@ -418,6 +420,31 @@ def rounding_table(timings: Sequence[RoundingTiming]) -> RenderableType:
         for t in timings
     ]
     return table(columns, rows, numeric=columns[2:5])
+
+
+def train_dict(timing: TrainTiming) -> dict[str, Any]:
+    """Return a timing with its ratios as JSON types."""
+    return dataclasses.asdict(timing) | {"ratios": {name: timing.of_peer(name) for name in timing.peers}}
+
+
+def train_table(timings: Sequence[TrainTiming]) -> RenderableType:
+    """Return timings of training steps, a line for each; memory in millions of bytes."""
+    columns = ("model", "library", "in", "unit", "ms", "fastest", "slowest", "MB", "simulated", "times the time of")
+    rows = [
+        (
+            Text(t.model, "bold"),
+            t.library,
+            t.arithmetic,
+            t.unit,
+            *(f"{1e3 * x:.3g}" for x in (t.seconds, t.fastest, t.slowest)),
+            *("" if n is None else f"{n / 1e6:.1f}" for n in (t.process_bytes, t.simulated_bytes)),
+            "; ".join(
+                f"{t.of_peer(name):.2f} {name}" for name in t.peers if name.endswith(("fp32", f" {t.arithmetic}"))
+            ),
+        )
+        for t in timings
+    ]
+    return table(columns, rows, numeric=columns[4:9])
 
 
 # Studies.

@@ -147,7 +147,7 @@ def _gradients(node: Node, grad: Array) -> tuple[Array | Part | None, ...]:
     if operation.vjp is None:
         gradients: tuple[Array | Part | None, ...] = (None,) * len(node.inputs)
     else:
-        gradients = operation.vjp(node.call, grad, node.output, *node.arrays, **node.options)
+        gradients = operation.differentiate(node.call, grad, node.output, node.arrays, node.options)
     for i in wanted:
         if gradients[i] is None:
             raise NotImplementedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpsim.exact import floor_log2
+from mpsim.experiments import examples
 from mpsim.experiments.underflow import LOSS_SCALING, MASTER_WEIGHTS, Result
 from mpsim.formats import FormatLike, get_format
 from mpsim.matmul import Step
@@ -24,7 +25,9 @@ __all__ = [
     "gradient_histogram",
     "loss_curves",
     "loss_scale_curve",
+    "save_example",
     "save_underflow",
+    "training_curves",
 ]
 
 _BANDS = {"lost": "#d1495b", "subnormal": "#edae49", "normal": "#66a182", "overflow": "#8d5a97"}
@@ -152,6 +155,31 @@ def loss_scale_curve(result: Result, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def training_curves(result: examples.Result[Any], task: str, ax: Axes | None = None) -> Axes:
+    """Draw how an example's training went in each arithmetic; long curves as means of neighbours."""
+    ax = _axes(ax)
+    goal = result.example.goal
+    for i, run in enumerate(r for r in result.runs if r.task == task):
+        width = max(len(run.curve) // 60, 1)
+        means = [float(np.mean(run.curve[k : k + width])) for k in range(0, len(run.curve), width)]
+        label = f"{run.arithmetic.name}: {goal.what} {run.score:{goal.shown}}"
+        ax.plot(np.arange(len(means)) * width, means, ("-", "--", ":")[i % 3], color=_LINES[i % 6], label=label)
+    ax.set_xlabel(goal.each)
+    ax.set_ylabel(goal.curve)
+    ax.set_title(task)
+    _legend(ax, "best")
+    return ax
+
+
+def save_example(result: examples.Result[Any], folder: Path) -> list[Path]:
+    """Write a figure for each task of an example as PNG files and return their paths."""
+    paths = []
+    for task in result.example.tasks:
+        paths.append(folder / f"{task.replace(' ', '-').lower()}.png")
+        training_curves(result, task).figure.savefig(paths[-1], dpi=150)  # type: ignore[union-attr]
+    return paths
+
+
 def alignment(step: Step, ax: Axes | None = None) -> Axes:
     """Draw the bits of each term of a dot product where they lie, and which of them alignment cuts off.
 
@@ -207,5 +235,8 @@ def save_underflow(result: Result, folder: Path) -> list[Path]:
     return paths
 
 
-STUDIES = {"underflow": save_underflow}
+STUDIES: dict[str, Callable[[Any, Path], list[Path]]] = {
+    "underflow": save_underflow,
+    **dict.fromkeys(("digits", "language", "copying", "cartpole"), save_example),
+}
 """For each study, what draws its figures into a folder."""

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 from mpsim.counters import Counters
-from mpsim.formats import FloatFormat
-from mpsim.ops import Site, UnitsLike
+from mpsim.formats import FloatFormat, FormatLike
+from mpsim.ops import FP32_INSIDE, Inner, Site, UnitsLike
 
 __all__ = [
     "Meter",
@@ -20,6 +20,7 @@ __all__ = [
     "Policy",
     "Quantization",
     "Settings",
+    "inner_arithmetic",
     "is_grad_enabled",
     "matrix_unit",
     "no_grad",
@@ -88,6 +89,7 @@ class Settings:
     observer: Observer | None = None
     grad_enabled: bool = True
     meter: Meter | None = None
+    inner: Inner = FP32_INSIDE
 
 
 _settings: contextvars.ContextVar[Settings] = contextvars.ContextVar("mpsim settings", default=Settings())  # noqa: B039
@@ -126,3 +128,56 @@ def matrix_unit(unit: UnitsLike) -> contextlib.AbstractContextManager[Settings]:
     unit : MatrixUnit, name, or `Units` with one for each of the three products of a layer
     """
     return using(unit=unit)
+
+
+def inner_arithmetic(
+    intermediate: str = "fp32",
+    accumulator: FormatLike | None = None,
+    order: str = "sequential",
+    chunk: int | None = None,
+) -> contextlib.AbstractContextManager[Settings]:
+    """Return a context that changes how operations compute before their result is rounded, forward and backward.
+
+    Parameters
+    ----------
+    intermediate : {"fp32", "rounded"}
+        ``"fp32"``: inputs are widened, every step of an operation is in FP32 and the result is rounded once, as kernels
+        of a GPU do. ``"rounded"``: every step is rounded to the format of the inputs, as on a machine that has nothing
+        else; so are constants. Functions of single elements, such as exp or gelu, are one step. A product goes through
+        the unit's instruction that accumulates in this format, where it has one; "native" ones are FP32, rounded.
+    accumulator : FloatFormat or name, optional
+        Format of all partial sums of reductions: of sum, mean, var, the sums of softmax, norms and losses, bias
+        gradients. Terms are rounded to it first. By default FP32 in NumPy's order, with ``"rounded"`` the format of the
+        inputs.
+    order : {"sequential", "pairwise", "chunked", "kahan", "exact"}
+    chunk : int, optional
+        In which order terms are added; see `arithmetic.sum`. Several dimensions are summed as one, the last of them
+        running fastest.
+
+    Raises
+    ------
+    ValueError
+        An unknown name, an accumulator of more than 32 bits, an order without the chunk that it needs.
+
+    Notes
+    -----
+    Backward goes by the arithmetic of the forward pass. What `observe` counts are results, not steps. Tensors in fp64
+    compute in fp64 as ever.
+
+    Examples
+    --------
+    >>> from mpsim.tensor import Tensor
+    >>> ones = Tensor([1.0] * 4096, format="fp16")
+    >>> for accumulator in (None, "fp16"):
+    ...     with inner_arithmetic(accumulator=accumulator):
+    ...         print(ones.sum().item(), ones.mean().item())
+    4096.0 1.0
+    2048.0 0.5
+    >>> x = Tensor([6e4, 6e4], format="fp16")
+    >>> x.mean().item()
+    60000.0
+    >>> with inner_arithmetic("rounded"):  # the sum overflows
+    ...     x.mean().item()
+    inf
+    """
+    return using(inner=Inner.of(intermediate, accumulator, order, chunk))

@@ -395,9 +395,9 @@ def _record(
     wanted = tuple(now.grad_enabled and t is not None and t.requires_grad for t in inputs)
     first = inputs[0]
     assert first is not None
-    call = Call(first.format, now.unit, wanted, site=site)
+    call = Call(first.format, now.unit, wanted, now.inner, site=site)
     with np.errstate(all="ignore"):
-        raw = np.asarray(operation.forward(call, *arrays, **options))
+        raw = operation.run(call, arrays, options)
     holds_weight = operation.name == "cast" and _is_weight(first)
     kind = "weight" if holds_weight else "activation"
     if now.meter is not None:

@@ -1,12 +1,17 @@
 """The benchmark returns what it measured."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mpsim import units
-from mpsim.bench import DATA, EVERY_KIND, bench_matmul
+from mpsim.bench import DATA, EVERY_KIND, TrainTiming, bench_matmul, bench_train
+from mpsim.bench._memory import added_bytes
 
 
 def test_rows_name_what_was_measured() -> None:
@@ -42,3 +47,40 @@ def test_every_kind_of_arithmetic_and_of_operands_can_be_timed(unit: str, inputs
 def test_unknown_kinds_of_operands_are_named() -> None:
     with pytest.raises(ValueError, match="data is 'zeros'; it must be one of normal, subnormal, special, spread"):
         bench_matmul(data="zeros")  # type: ignore[arg-type]
+
+
+# Training.
+
+
+def test_training_is_timed_in_each_arithmetic() -> None:
+    timings = [t for t in bench_train(["transformer"], steps=1, warmup=0, memory=False) if t.library == "mpsim"]
+    assert [(t.arithmetic, t.unit) for t in timings] == [("fp32", "native"), ("fp16", "a100"), ("bf16", "h100")]
+    blocks = 4 * (2 * 2 * 128 + 4 * 128 * 128 + 4 * 128 + 2 * 512 * 128 + 512 + 128)
+    for t in timings:
+        assert t.parameters == 96 * 128 + 64 * 128 + blocks + 2 * 128 + 128 * 96 == 826_112
+        assert t.fastest == t.seconds == t.slowest > 0
+        assert 4.0 < t.loss < 5.5  # log 96 = 4.56, and some noise of the first weights
+
+
+def test_the_ratio_is_to_the_peers_time() -> None:
+    (timing, *_) = bench_train(["mlp"], steps=1, warmup=0, memory=False)
+    timing = dataclasses.replace(timing, seconds=3.0, peers={"torch fp32": 2.0})
+    assert isinstance(timing, TrainTiming)
+    assert timing.of_peer("torch fp32") == 1.5
+
+
+def test_an_unknown_model_is_named() -> None:
+    with pytest.raises(ValueError, match="model is 'cnn'; it must be one of mlp, transformer"):
+        bench_train(["cnn"])  # type: ignore[list-item]
+
+
+def allocate(mebibytes: int) -> Callable[[], object]:
+    return lambda: np.ones(mebibytes << 17).sum()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux")
+def test_memory_is_what_the_work_adds() -> None:
+    added = added_bytes(functools.partial(allocate, 64))
+    assert added is not None
+    # The system counts pages of each thread in batches, and what numpy.sum needs comes on top.
+    assert abs(added - (64 << 20)) < 8 << 20

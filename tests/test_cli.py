@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import re
@@ -160,6 +161,44 @@ def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str], monkey
     assert "OPENBLAS_CORETYPE may slow NumPy" in Call(capsys, *few).err
 
 
+def test_bench_train_reports_each_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["bench", "train", "--model", "mlp", "--steps", "1", "--warmup", "0", "--no-memory"]
+    rows = [row for row in Call(capsys, *few, "--json").json if row["library"] == "mpsim"]
+    assert [(row["arithmetic"], row["unit"]) for row in rows] == [
+        ("fp32", "native"),
+        ("fp16", "a100"),
+        ("bf16", "h100"),
+    ]
+    assert all(row["fastest"] == row["seconds"] == row["slowest"] > 0 for row in rows)
+    assert all(row["process_bytes"] is row["simulated_bytes"] is None for row in rows)
+    lines = Call(capsys, *few).out.splitlines()[2:5]
+    assert [line.split()[:4] for line in lines] == [
+        ["mlp", "mpsim", *arithmetic] for arithmetic in (("fp32", "native"), ("fp16", "a100"), ("bf16", "h100"))
+    ]
+
+
+def test_an_example_is_run_drawn_and_judged(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mpsim.experiments import copying
+    from mpsim.experiments.examples import Arithmetic, Run
+
+    def train(task: str, arithmetic: Arithmetic, config: copying.Config) -> Run:
+        assert config == copying.Config(seed=5)
+        return Run(task=task, arithmetic=arithmetic, score=score, curve=(2.0, 1.0), skipped=0)
+
+    monkeypatch.setattr(copying, "EXAMPLE", dataclasses.replace(copying.EXAMPLE, train=train))
+    monkeypatch.chdir(tmp_path)
+    command = ["reproduce", "copying", "--seed", "5", "--workers", "1", "--force"]
+    score = 1.0
+    call = Call(capsys, *command)
+    assert call.code == 0
+    assert "100.0% in FP32, 100.0% in FP16, loss scaling, 100.0% in BF16" in call.out
+    assert {path.name for path in (tmp_path / "copying-seed5").iterdir()} == {"result.json", "copy.png"}
+    score = 0.5
+    assert Call(capsys, *command).code == 1
+
+
 # inspect.
 
 
@@ -257,6 +296,8 @@ def test_every_number_in_every_format_can_be_shown(capsys: pytest.CaptureFixture
         (["reproduce", "underflow", "--unit", "v10"], "v100"),
         (["reproduce", "underflow", "--format", "fp17"], "fp16"),
         (["reproduce", "underflow", "--seed", "x"], "--seed"),
+        (["reproduce", "digits", "--unit", "v100"], "digits has no setting 'unit'; it has seed"),
+        (["bench", "train", "--model", "cnn"], "mlp, transformer"),
         (["reproduce", "underflow", "--seed", "-1"], "must not be negative"),
     ],
 )

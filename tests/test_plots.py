@@ -8,6 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mpsim import plots
+from mpsim.experiments import digits, examples, names
+from mpsim.experiments.examples import Run
 from mpsim.experiments.training import Measured
 from mpsim.experiments.underflow import Config, Result, arms
 from mpsim.formats import FP16
@@ -118,6 +120,26 @@ def test_an_axes_given_is_drawn_into_and_returned(draw):
     own = Figure().subplots()
     assert draw(forged(), ax=own) is own
     assert own.lines
+
+
+@pytest.mark.parametrize("finished", [0, 1, 6])
+def test_examples_are_drawn_wherever_they_were_interrupted(tmp_path, finished):
+    example = digits.EXAMPLE
+    curve = tuple(float(i) for i in range(130))
+    runs = tuple(
+        Run(task=task, arithmetic=arithmetic, score=0.5, curve=curve, skipped=0) for task, arithmetic in example.parts
+    )
+    result = examples.Result(example, digits.Config(), runs[:finished])
+    ax = plots.training_curves(result, digits.MLP)
+    assert len(ax.lines) == min(finished, 3)
+    for line in ax.lines:  # means of two neighbours
+        np.testing.assert_array_equal(line.get_xdata(), np.arange(0, 130, 2))
+        np.testing.assert_array_equal(line.get_ydata(), np.arange(0, 130, 2) + 0.5)
+    assert [path.name for path in plots.STUDIES["digits"](result, tmp_path)] == ["mlp.png", "cnn.png"]
+
+
+def test_every_study_can_be_drawn():
+    assert plots.STUDIES.keys() == set(names())
 
 
 def test_alignment_shows_kept_and_cut_bits():

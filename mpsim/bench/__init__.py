@@ -1,6 +1,18 @@
-"""How fast the emulation is, beside peers timed in the same run: NumPy's matmul, a copy, other casts."""
+"""How fast the emulation is, beside peers timed in the same run: NumPy's matmul, a copy, other casts, torch."""
 
 from mpsim.bench.matmul import DATA, EVERY_KIND, MatmulTiming, bench_matmul
 from mpsim.bench.rounding import RoundingTiming, bench_rounding
+from mpsim.bench.train import MODELS, TrainTiming, bench_train, check_models
 
-__all__ = ["DATA", "EVERY_KIND", "MatmulTiming", "RoundingTiming", "bench_matmul", "bench_rounding"]
+__all__ = [
+    "DATA",
+    "EVERY_KIND",
+    "MODELS",
+    "MatmulTiming",
+    "RoundingTiming",
+    "TrainTiming",
+    "bench_matmul",
+    "bench_rounding",
+    "bench_train",
+    "check_models",
+]

@@ -80,6 +80,30 @@ def bench_rounding(
         _text.show(_text.rounding_table(timings))
 
 
+@bench_app.command("train")
+def bench_train(
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="mlp or transformer; may be given more than once.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="The median of so many steps counts.")] = 20,
+    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="Steps before, not counted.")] = 5,
+    memory: Annotated[bool, typer.Option(help="Measure memory too.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Time steps of training beside torch's, where it is installed."""
+    from mpsim import _text
+    from mpsim import bench as measure
+
+    models: Any = model or measure.MODELS
+    with mistakes():
+        measure.check_models(models)
+    timings = measure.bench_train(models, steps, warmup, memory)
+    if as_json:
+        _text.print_json([_text.train_dict(timing) for timing in timings])
+    else:
+        _text.show(_text.train_table(timings))
+
+
 def _shape(text: str) -> tuple[int, int, int]:
     """Return m, k, n of ``"256"`` or ``"64x128x32"``."""
     numbers = [int(part) if part.isdecimal() else 0 for part in text.lower().split("x")]

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def reproduce(
-    experiment: Annotated[str, typer.Argument(metavar="EXPERIMENT", help="The study: underflow.")],
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="The study: underflow, digits, language, copying or cartpole.")
+    ],
     unit: Annotated[str | None, typer.Option(metavar="NAME", help="Matrix unit, as in mpsim units.")] = None,
     fmt: Annotated[str | None, typer.Option("--format", "-f", metavar="NAME", help="Low-precision format.")] = None,
     seed: Annotated[
@@ -36,14 +38,17 @@ def reproduce(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a study of the literature again and check its claims."""
+    """Run a study of the literature again, or an example, and check its claims."""
     from mpsim import _text, experiments, plots
 
     overrides = {"unit": unit, "format": fmt, "seed": seed, "data": data}
     with mistakes():
         study = experiments.get(experiment)
-        config = study.Config(**{name: value for name, value in overrides.items() if value is not None})
-        default = f"{experiment}-{config.unit}-{config.format}-seed{config.seed}"
+        config = experiments.configure(
+            experiment, {name: value for name, value in overrides.items() if value is not None}
+        )
+        chosen = [getattr(config, name) for name in ("unit", "format") if hasattr(config, name)]
+        default = "-".join([experiment, *chosen, f"seed{config.seed}"])
         folder = experiments.open_folder(output or default, force=force)
     finished = None
 

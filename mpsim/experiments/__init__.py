@@ -1,6 +1,6 @@
 """Studies: one a module, from a frozen configuration to a frozen result with its claims."""
 
-from mpsim.experiments.registry import Claim, Progress, Result, Table, get, names, run
+from mpsim.experiments.registry import Claim, Progress, Result, Table, configure, get, names, run
 from mpsim.experiments.results import open_folder, read_result, write_result
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Progress",
     "Result",
     "Table",
+    "configure",
     "get",
     "names",
     "open_folder",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Claim", "Progress", "Result", "Table", "get", "names", "run"]
+__all__ = ["Claim", "Progress", "Result", "Table", "configure", "get", "names", "run"]
 
 Progress: TypeAlias = "Callable[[float, str], None]"
 """Called with the share of the work done, 0 to 1, and what has just been finished."""
@@ -61,7 +61,7 @@ class Result(Protocol):
         """Return everything as dictionaries, lists, strings and numbers."""
 
 
-_STUDIES = ("underflow",)
+_STUDIES = ("underflow", "digits", "language", "copying", "cartpole")
 
 
 def names() -> tuple[str, ...]:
@@ -81,6 +81,22 @@ def get(name: str) -> ModuleType:
         near = difflib.get_close_matches(name, _STUDIES, n=1, cutoff=0.4) or list(_STUDIES)
         raise ValueError(f"unknown experiment {name!r}; did you mean {near[0]!r}? There are: {', '.join(_STUDIES)}")
     return importlib.import_module(f"mpsim.experiments.{name}")
+
+
+def configure(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
+    """Return the configuration of a study, with fields that differ from their defaults.
+
+    Raises
+    ------
+    ValueError
+        Unknown study, or a field that its ``Config`` does not have or does not accept.
+    """
+    study = get(name)
+    fields = [field.name for field in dataclasses.fields(study.Config)]
+    for key in overrides or {}:
+        if key not in fields:
+            raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(fields)}")
+    return study.Config(**(overrides or {}))
 
 
 def run(
@@ -121,10 +137,5 @@ def run(
     >>> result.complete
     True
     """
-    study = get(name)
-    fields = [field.name for field in dataclasses.fields(study.Config)]
-    for key in overrides or {}:
-        if key not in fields:
-            raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(fields)}")
-    config = study.Config(**(overrides or {}))
-    return study.run(config, workers=workers, progress=progress, on_part=on_part)
+    config = configure(name, overrides)
+    return get(name).run(config, workers=workers, progress=progress, on_part=on_part)

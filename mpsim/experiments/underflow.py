@@ -11,9 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -22,6 +20,7 @@ from mpsim import units
 from mpsim._version import __version__
 from mpsim.experiments.registry import Claim, Progress, Table
 from mpsim.experiments.training import Arm, Measured, Schedule, standardised, train
+from mpsim.experiments.workers import finished_parts
 from mpsim.formats import FP32, get_format
 
 __all__ = ["LOSS_SCALING", "MASTER_WEIGHTS", "Config", "Result", "arms", "run"]
@@ -224,7 +223,7 @@ def run(
     result = Result(config, ())
     if progress:
         progress(0.0, planned[0].name)
-    for measured in _trained(planned, config.schedule, workers):
+    for measured in finished_parts(partial(train, schedule=config.schedule), planned, workers):
         finished[measured.arm] = measured
         result = Result(config, tuple(finished[arm] for arm in planned if arm in finished))
         if on_part:
@@ -232,18 +231,6 @@ def run(
         if progress:
             progress(len(finished) / len(planned), measured.arm.name)
     return result
-
-
-def _trained(planned: Iterable[Arm], schedule: Schedule, workers: int) -> Iterator[Measured]:
-    """Yield the arms as they finish."""
-    task = partial(train, schedule=schedule)
-    if workers <= 1:
-        yield from map(task, planned)
-        return
-    # Not forked: threads of the kernels would not survive. Ctrl-C is the parent's to handle.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        yield from pool.imap_unordered(task, planned)
 
 
 def _unit_with(inputs: str, preferred: str) -> str:

@@ -22,9 +22,22 @@ from mpsim.ops import (
     reductions,
     shape,
 )
+from mpsim.ops.inner import FP32_INSIDE, Inner
 from mpsim.ops.table import Call, Operation, Part, Product, Roles, Site, Units, UnitsLike
 
-__all__ = ["TABLE", "Call", "Operation", "Part", "Product", "Roles", "Site", "Units", "UnitsLike"]
+__all__ = [
+    "FP32_INSIDE",
+    "TABLE",
+    "Call",
+    "Inner",
+    "Operation",
+    "Part",
+    "Product",
+    "Roles",
+    "Site",
+    "Units",
+    "UnitsLike",
+]
 
 _MODULES = (
     arithmetic,

@@ -124,7 +124,7 @@ def _divisor(x: Array, windows: Windows, count_include_pad: bool) -> Array:
 def _avg_pool2d(_: Call, input: Array, windows: Windows, count_include_pad: bool = True) -> Array:
     padded = windows.padded(input)
     down, across = windows.count(*input.shape[-2:])
-    total = np.zeros((*input.shape[:-2], down, across), input.dtype)
+    total = np.zeros_like(input, shape=(*input.shape[:-2], down, across))
     for _i, _j, (rows, cols) in windows.taps(*input.shape[-2:]):
         total += padded[..., rows, cols]
     return np.asarray(total / _divisor(input, windows, count_include_pad))

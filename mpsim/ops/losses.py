@@ -18,7 +18,7 @@ Reduction: TypeAlias = Literal["none", "mean", "sum"]
 def _reduced(losses: Array, reduction: Reduction) -> Array:
     if reduction == "none":
         return losses
-    total = np.asarray(losses.sum())
+    total = np.asanyarray(losses.sum())
     return total if reduction == "sum" else np.asarray(total / losses.dtype.type(losses.size))
 
 
@@ -64,7 +64,7 @@ def _bce(
 ) -> Array:
     """Return (1 - t) x + w log(1 + exp(-x)), w = 1 + (pos_weight - 1) t; nothing overflows."""
     losses = (1 - target) * input + _positive(target, pos_weight) * softplus(-input)
-    return _reduced(np.asarray(losses if weight is None else losses * weight), reduction)
+    return _reduced(np.asanyarray(losses if weight is None else losses * weight), reduction)
 
 
 def _positive(target: Array, pos_weight: Array | None) -> Array:

@@ -20,7 +20,7 @@ def _inverse_root(x: Array) -> Array:
 
 def _mean(x: Array, axes: tuple[int, ...]) -> Array:
     count = np.prod([x.shape[axis] for axis in axes])
-    return np.asarray(x.sum(axis=axes, keepdims=True) / x.dtype.type(count))
+    return np.asanyarray(x.sum(axis=axes, keepdims=True) / x.dtype.type(count))
 
 
 def _scaled(x: Array, weight: Array | None, bias: Array | None) -> Array:

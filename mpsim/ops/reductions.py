@@ -40,8 +40,8 @@ def _sum_vjp(_: Call, g: Array, __: Array, input: Array, dim: Dim = None, keepdi
 
 
 def _mean(_: Call, input: Array, dim: Dim = None, keepdim: bool = False) -> Array:
-    total = np.asarray(input.sum(axis=dim, keepdims=keepdim))
-    return np.asarray(total / input.dtype.type(input.size / max(total.size, 1)))
+    total = np.asanyarray(input.sum(axis=dim, keepdims=keepdim))
+    return np.asanyarray(total / input.dtype.type(input.size / max(total.size, 1)))
 
 
 def _mean_vjp(_: Call, g: Array, y: Array, input: Array, dim: Dim = None, keepdim: bool = False) -> Gradients:
@@ -52,12 +52,12 @@ def _mean_vjp(_: Call, g: Array, y: Array, input: Array, dim: Dim = None, keepdi
 def _deviations(call: Call, x: Array, dim: Dim) -> tuple[Array, int]:
     """Return the deviations from the mean, and the number of elements of each mean."""
     mean = _mean(call, x, dim, keepdim=True)
-    return np.asarray(x - mean), x.size // max(mean.size, 1)
+    return np.asanyarray(x - mean), x.size // max(mean.size, 1)
 
 
 def _var(call: Call, input: Array, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> Array:
     deviations, count = _deviations(call, input, dim)
-    total = np.asarray((deviations * deviations).sum(axis=dim, keepdims=keepdim))
+    total = np.asanyarray((deviations * deviations).sum(axis=dim, keepdims=keepdim))
     return np.asarray(total / input.dtype.type(max(count - correction, 0)))
 
 

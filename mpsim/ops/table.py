@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from mpsim import units
 from mpsim.formats import FP32, FP64, FloatFormat
 from mpsim.matmul import matmul as unit_matmul
+from mpsim.ops.inner import FP32_INSIDE, Inner, plain
 from mpsim.rounding import round_to
 from mpsim.units import MatrixUnit
 
@@ -83,6 +85,8 @@ class Call:
     """Matrix unit of the products, forward and backward."""
     wanted: tuple[bool, ...] = ()
     """For each input, whether its gradient is wanted."""
+    inner: Inner = FP32_INSIDE
+    """Arithmetic of the steps, forward and backward."""
     saved: dict[str, Array] = field(default_factory=dict)
     """Intermediate results, in the inner arithmetic, that the forward pass keeps for the backward pass."""
     site: Site | None = None
@@ -93,16 +97,29 @@ class Call:
 
         ``roles`` say what ``a`` and ``b`` are to a recipe; unless given, what they are in a linear layer.
         """
-        if self.site is not None:
-            return self.site.matmul(self, a, b, product, roles or _ROLES[product])
-        return self.unscaled(a, b, product)
+        if self.site is None:
+            return self.unscaled(a, b, product)
+        return self.stepwise(self.site.matmul(self, plain(a), plain(b), product, roles or _ROLES[product]))
 
     def unscaled(self, a: Array, b: Array, product: Product) -> Array:
-        """Return ``a @ b`` of values of ``fmt``, whatever recipe is in force."""
+        """Return ``a @ b`` of values of ``fmt``, whatever recipe is in force.
+
+        Where every step is rounded, the result is; and it is that of the unit's instruction which accumulates in the
+        inputs' format, if there is one.
+        """
         unit = getattr(self.unit, product) if isinstance(self.unit, Units) else self.unit
+        if self.inner is not FP32_INSIDE:
+            return self.stepwise(self._product(plain(a), plain(b), unit, narrow=self.inner.rounded))
+        return self._product(a, b, unit)
+
+    def _product(self, a: Array, b: Array, unit: MatrixUnit | str, narrow: bool = False) -> Array:
         if unit in ("native", units.NATIVE) or self.fmt is FP32 or self.fmt is FP64:
             return np.asarray(a @ b)
-        return unit_matmul(a, b, unit=_instruction(unit, self.fmt), rounded=True)
+        return unit_matmul(a, b, unit=_instruction(unit, self.fmt, narrow), rounded=True)
+
+    def stepwise(self, x: Array) -> Array:
+        """Return an array that computes in the inner arithmetic."""
+        return x if self.inner is FP32_INSIDE else self.inner.wrapped(x, self.fmt)
 
     def free(self) -> None:
         """Let go of all that a second backward pass would need."""
@@ -119,8 +136,11 @@ class Call:
 
 
 @functools.lru_cache(maxsize=256)
-def _instruction(unit: MatrixUnit | str, fmt: FloatFormat) -> MatrixUnit:
-    """Return the instruction of a unit that multiplies ``fmt`` into FP32."""
+def _instruction(unit: MatrixUnit | str, fmt: FloatFormat, narrow: bool = False) -> MatrixUnit:
+    """Return the instruction of a unit that multiplies ``fmt`` into FP32, or into ``fmt`` where that is asked for."""
+    if narrow:
+        with contextlib.suppress(ValueError):
+            return units.get(unit, inputs=fmt, out=fmt)
     return units.get(unit, inputs=fmt, out=FP32)
 
 
@@ -150,6 +170,23 @@ class Operation:
     formats: Literal["promoted", "equal", "first"] = "promoted"
     """What becomes of inputs of different formats: they are promoted; refused; or left as they are, with a result in
     the format of the first."""
+
+    def run(self, call: Call, inputs: tuple[Array | None, ...], options: dict[str, Any]) -> Array:
+        """Return what ``forward`` gives in the inner arithmetic of the call."""
+        if not self.exact and call.inner is not FP32_INSIDE:
+            inputs = tuple(None if x is None else call.stepwise(x) for x in inputs)
+        return np.asarray(self.forward(call, *inputs, **options))
+
+    def differentiate(
+        self, call: Call, grad: Array, output: Array, inputs: tuple[Array | None, ...], options: dict[str, Any]
+    ) -> Gradients:
+        """Return what ``vjp`` gives in the inner arithmetic of the call."""
+        assert self.vjp is not None
+        if self.exact_vjp or call.inner is FP32_INSIDE:
+            return self.vjp(call, grad, output, *inputs, **options)
+        stepwise = tuple(None if x is None else call.stepwise(x) for x in inputs)
+        gradients = self.vjp(call, call.stepwise(grad), call.stepwise(output), *stepwise, **options)
+        return tuple(replace(g, values=plain(g.values)) if isinstance(g, Part) else plain(g) for g in gradients)
 
     def argument(self, position: int) -> str:
         """Return the name of an input."""

@@ -35,7 +35,7 @@ class Windows:
             return x
         (top, bottom), (left, right) = self.padding
         rows, columns = x.shape[-2:]
-        result = np.full((*x.shape[:-2], rows + top + bottom, columns + left + right), value, x.dtype)
+        result = np.full_like(x, value, shape=(*x.shape[:-2], rows + top + bottom, columns + left + right))
         result[..., top : top + rows, left : left + columns] = x
         return result
 
