@@ -254,7 +254,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
             elif not DRAWN and shape == ALIGNED:
                 added = ZERO if U(floor & odd_stays) != ZERO else (lift_minus if negative else lift_plus)
                 q = shr(U(U(sig + added) + U(floor & U(last & odd_tie))), k)
-            elif not DRAWN:
+            elif not DRAWN and shape == NARROW:
                 goes_up = U(rest | U(floor & odd_tie)) > (limit_minus if negative else limit_plus)
                 q = U(floor + U(one ^ U(floor & odd_stays))) if goes_up else floor
             else:
