@@ -1,19 +1,32 @@
 """Automatic mixed precision."""
 
+from mpsim.amp.apex import APEX_LEVELS, ApexLevel, apex_level
 from mpsim.amp.autocast import autocast
+from mpsim.amp.layers import override_formats
 from mpsim.amp.notices import Notice, Notices
+from mpsim.amp.op_lists import OP_LISTS, FormatsUsed, OpLists
+from mpsim.amp.policies import FormatPolicy, get_policy
 from mpsim.amp.scale_rules import RULES, ScaleRule, ScaleState
 from mpsim.amp.scaler import ConstantScaler, GradScaler, LossScaler, loss_scaler
 
 __all__ = [
+    "APEX_LEVELS",
+    "OP_LISTS",
     "RULES",
+    "ApexLevel",
     "ConstantScaler",
+    "FormatPolicy",
+    "FormatsUsed",
     "GradScaler",
     "LossScaler",
     "Notice",
     "Notices",
+    "OpLists",
     "ScaleRule",
     "ScaleState",
+    "apex_level",
     "autocast",
+    "get_policy",
     "loss_scaler",
+    "override_formats",
 ]

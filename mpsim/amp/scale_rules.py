@@ -71,7 +71,7 @@ class ScaleRule:
     keeps_finite: bool = False
     """Whether growth to infinity is left out."""
     stops: Literal["never", "at floor", "below limit"] = "never"
-    """When the rule gives up with an error: an overflow at the floor, or a scale that would not stay above ``limit``."""
+    """When the rule gives up with an error: overflow at the floor, or a scale that would not stay above ``limit``."""
     limit: float = 0.0
     scale_type: Literal["single", "double"] = "single"
     """Type in which the scale is kept. Products are rounded to it once."""
