@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 from mpsim import nn
 from mpsim.amp.policies import FormatPolicy, get_policy
 from mpsim.formats import FormatLike
-from mpsim.nn import Module
+from mpsim.nn import Module, Parameter
 from mpsim.tensor import using
 
-__all__ = ["KINDS", "override_formats", "select", "weighted", "wrapped"]
+__all__ = ["KINDS", "override_formats", "select", "weight_of", "weighted", "wrapped"]
 
 Forward: TypeAlias = Callable[..., Any]
 
@@ -32,6 +32,12 @@ def weighted(model: Module) -> dict[str, Module]:
     """Return the layers of products and embeddings in the order of the model, by dotted name."""
     kinds = KINDS["linear"] + KINDS["convolution"] + KINDS["embedding"]
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+
+
+def weight_of(layer: Module) -> Parameter | None:
+    """Return the weight of a layer; None where it has none."""
+    weight = getattr(layer, "weight", None)
+    return weight if isinstance(weight, Parameter) else None
 
 
 def select(model: Module, which: str) -> dict[str, Module]:

@@ -145,7 +145,7 @@ def test_a_level_sets_the_formats_of_its_row(name: str, weight: object, norm: ob
     optimizer = optim.SGD(model.parameters(), lr=2.0**-14, update=level.update)
     scaler = level.scaler()
     with level.region(model, unit="v100"):
-        y = model(np.random.default_rng(3).normal(size=(16, 2)))
+        y = model(np.random.default_rng(3).normal(size=(16, 2)).astype(np.float32))
         loss = (y * y).mean() * 2.0**-4
     assert (model[0].weight.format, model[1].weight.format, y.format) == (weight, norm, output)
     assert scaler.get_scale() == scale
