@@ -1,17 +1,39 @@
-"""Mixed precision: autocast, loss scaling, and recipes for FP8 and FP4."""
+"""Mixed precision: autocast and policies, loss scaling, and recipes for FP8 and FP4."""
 
 from mpsim.amp import recipes
+from mpsim.amp.apex import APEX_LEVELS, ApexLevel, apex_level
 from mpsim.amp.autocast import autocast
+from mpsim.amp.layers import override_formats
+from mpsim.amp.notices import Notice, Notices
+from mpsim.amp.op_lists import OP_LISTS, FormatsUsed, OpLists
+from mpsim.amp.policies import FormatPolicy, get_policy
 from mpsim.amp.recipes import fp8_autocast, load_scaling_state, optimizer_state, scaling_state
-from mpsim.amp.scaler import ConstantScaler, GradScaler
+from mpsim.amp.scale_rules import RULES, ScaleRule, ScaleState
+from mpsim.amp.scaler import ConstantScaler, GradScaler, LossScaler, loss_scaler
 
 __all__ = [
+    "APEX_LEVELS",
+    "OP_LISTS",
+    "RULES",
+    "ApexLevel",
     "ConstantScaler",
+    "FormatPolicy",
+    "FormatsUsed",
     "GradScaler",
+    "LossScaler",
+    "Notice",
+    "Notices",
+    "OpLists",
+    "ScaleRule",
+    "ScaleState",
+    "apex_level",
     "autocast",
     "fp8_autocast",
+    "get_policy",
     "load_scaling_state",
+    "loss_scaler",
     "optimizer_state",
+    "override_formats",
     "recipes",
     "scaling_state",
 ]

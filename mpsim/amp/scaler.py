@@ -1,20 +1,28 @@
-"""Loss scaling: torch's GradScaler, state by state, and a constant scale."""
+"""Loss scaling through a training step: torch's GradScaler, state by state, and the same for every other rule."""
 
 from __future__ import annotations
 
+import difflib
 import enum
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mpsim.formats import FP16, FP32
+from mpsim.amp.notices import Kind, Notices
+from mpsim.amp.scale_rules import RULES, ScaleRule, ScaleState
+from mpsim.nn import Module
 from mpsim.optim import Optimizer
-from mpsim.rounding import round_to
+from mpsim.optim.clipping import was_clipped
 from mpsim.tensor import Tensor
 
-__all__ = ["ConstantScaler", "GradScaler"]
+__all__ = ["ConstantScaler", "GradScaler", "LossScaler", "loss_scaler"]
+
+_RECENT = 100
+"""Steps over which the skip rate is taken."""
 
 
 class _Stage(enum.Enum):
@@ -29,19 +37,231 @@ class _Progress:
 
     stage: _Stage = _Stage.READY
     found_inf: bool | None = None
-    """Whether a gradient was infinite or NaN; None before any was looked at."""
+    """Whether a gradient failed the test; None before any was looked at."""
 
 
 @dataclass(slots=True)
-class _State:
-    scale: np.float32
-    growth_tracker: int = 0
-    used: bool = False
-    """Whether anything was scaled yet."""
-    optimizers: dict[int, _Progress] = field(default_factory=dict)
+class _Watched:
+    """Buffers that a skipped step must not have changed."""
+
+    model: Module
+    before: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
-class GradScaler:
+class LossScaler:
+    """Loss scaling by any rule, with the methods and errors of torch.amp.GradScaler.
+
+    Parameters
+    ----------
+    rule : ScaleRule
+    enabled : bool
+        False turns every method into its plain counterpart without scaling.
+
+    Attributes
+    ----------
+    skipped : int
+        Optimizer steps skipped so far.
+    notices : Notices
+        What the run should be told: a scale below 1, a high skip rate, a loss that is not finite, clipping before
+        unscaling, and buffers changed by a skipped step (see `watch`).
+    skip_rate_limit : float
+        Share of skipped steps, of the last 100 or all since the start if those are at least 20, that is worth a notice.
+
+    Examples
+    --------
+    >>> scaler = LossScaler(RULES["keras"])
+    >>> scaler.scale(Tensor(0.5))
+    Tensor(16384., format=fp32)
+    """
+
+    skip_rate_limit = 0.1
+
+    def __init__(self, rule: ScaleRule, enabled: bool = True) -> None:
+        if enabled and not rule.growth > 1.0:
+            raise ValueError(f"growth is {rule.growth}; it must be larger than 1")
+        if enabled and not rule.backoff < 1.0:
+            raise ValueError(f"backoff is {rule.backoff}; it must be smaller than 1")
+        self.rule = rule
+        self.state = rule.init()
+        self.enabled = enabled
+        self.skipped = 0
+        self.notices = Notices()
+        self._step = 0
+        self._used = False
+        self._progress: dict[int, _Progress] = {}
+        self._recent: deque[bool] = deque(maxlen=_RECENT)
+        self._watched: _Watched | None = None
+
+    def get_scale(self) -> float:
+        """Return the scale; 1 when disabled."""
+        return self.state.scale if self.enabled else 1.0
+
+    def is_enabled(self) -> bool:
+        """Return whether the scaler scales at all."""
+        return self.enabled
+
+    def watch(self, model: Module) -> None:
+        """Compare the buffers of a model before and after each step, so that one that is skipped is noticed."""
+        self._watched = _Watched(model, _buffers(model))
+
+    def scale(self, outputs: Any) -> Any:
+        """Return a tensor, or every tensor of an iterable, multiplied by the scale."""
+        if not self.enabled:
+            return outputs
+        if isinstance(outputs, Tensor):
+            self._used = True
+            if not np.isfinite(outputs.data).all():
+                self._note(Kind.FORWARD, "the loss is infinite or NaN before it is scaled; no scale can help")
+            return self.rule.scale(self.state, outputs)
+        if isinstance(outputs, Iterable) and not isinstance(outputs, str | Mapping):
+            scaled = (self.scale(x) for x in outputs)
+            return list(scaled) if isinstance(outputs, list) else tuple(scaled)
+        raise TypeError(f"outputs is {type(outputs).__name__}; a Tensor or an iterable of Tensors is needed")
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the gradients of an optimizer's parameters by the scale, in place, and look for inf and NaN.
+
+        Raises
+        ------
+        AssertionError
+            Nothing was scaled yet.
+        RuntimeError
+            Called twice, or after `step`, in one iteration.
+        ValueError
+            A gradient is in FP16, which the unscaled gradient could underflow, and the rule does not widen.
+        """
+        if not self.enabled:
+            return
+        self._require_use("unscale_()")
+        progress = self._progress_of(optimizer)
+        if progress.stage is _Stage.UNSCALED:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update()")
+        if progress.stage is _Stage.STEPPED:
+            raise RuntimeError("unscale_() is being called after step()")
+        grads = [p.grad for p in optimizer.params if p.grad is not None]
+        unscaled, finite = self.rule.unscale(self.state, grads)
+        if any(map(was_clipped, grads)):
+            self._note(Kind.CLIPPED, f"gradients were clipped while scaled by {self.state.scale:g}: unscale_() first")
+        for grad, new in zip(grads, unscaled, strict=True):
+            grad.data, grad.format = new.data, new.format
+        progress.found_inf = not finite if grads else None
+        progress.stage = _Stage.UNSCALED
+
+    def step(self, optimizer: Optimizer, closure: None = None) -> None:
+        """Unscale if that is still to be done, then call ``optimizer.step()`` unless a gradient failed the test.
+
+        Raises
+        ------
+        AssertionError
+            Nothing was scaled yet, or no parameter has a gradient.
+        RuntimeError
+            Called twice in one iteration, or with a closure.
+        """
+        if not self.enabled:
+            optimizer.step()
+            return
+        if closure is not None:
+            raise RuntimeError("step() takes no closure while loss scaling is enabled")
+        self._require_use("step()")
+        progress = self._progress_of(optimizer)
+        if progress.stage is _Stage.STEPPED:
+            raise RuntimeError("step() has already been called since the last update()")
+        if progress.stage is _Stage.READY:
+            self.unscale_(optimizer)
+        if progress.found_inf is None:
+            raise AssertionError("No inf checks were recorded for this optimizer: no parameter has a gradient")
+        if progress.found_inf:
+            self.skipped += 1
+        else:
+            optimizer.step()
+        progress.stage = _Stage.STEPPED
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Adjust the scale for the next iteration, or set it to ``new_scale``.
+
+        Raises
+        ------
+        AssertionError
+            Nothing was scaled yet, or nothing was unscaled since the last update.
+        FloatingPointError
+            The rule gives up, as those of DeepSpeed and fairseq do when the scale cannot shrink any further.
+        """
+        if not self.enabled:
+            return
+        self._require_use("update()")
+        if new_scale is not None:
+            if isinstance(new_scale, Tensor) and new_scale.size != 1:
+                raise ValueError(f"new_scale has shape {new_scale.shape}; a single element is needed")
+            scale = new_scale.item() if isinstance(new_scale, Tensor) else float(new_scale)
+            self.state = replace(self.state, scale=self.rule.held(scale))
+        else:
+            checks = [p.found_inf for p in self._progress.values() if p.found_inf is not None]
+            if not checks:
+                raise AssertionError("No inf checks were recorded prior to update(): call step() or unscale_() first")
+            self.state = self.rule.adjust(self.state, finite=not any(checks))
+        self._look()
+        self._progress.clear()
+        self._step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` needs, as numbers and strings; empty when disabled."""
+        return {"rule": self.rule.name, **asdict(self.state)} if self.enabled else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state from `state_dict`.
+
+        Raises
+        ------
+        RuntimeError
+            The state is that of a disabled scaler.
+        ValueError
+            It belongs to another rule.
+        """
+        if not self.enabled:
+            return
+        _require_state(state)
+        if state.get("rule") != self.rule.name:
+            raise ValueError(f"state is of rule {state.get('rule')!r}; this scaler follows {self.rule.name!r}")
+        self.state = ScaleState(**{f.name: state[f.name] for f in fields(ScaleState)})
+
+    def _look(self) -> None:
+        """Take note of what a finished iteration should be told."""
+        skipped = any(p.found_inf and p.stage is _Stage.STEPPED for p in self._progress.values())
+        self._recent.append(skipped)
+        rate = sum(self._recent) / len(self._recent)
+        if len(self._recent) >= 20 and rate > self.skip_rate_limit:
+            self._note(Kind.SKIP_RATE, f"{rate:.0%} of the last {len(self._recent)} steps were skipped")
+        if self.state.scale < 1:
+            self._note(Kind.SCALE_BELOW_ONE, f"the scale is {self.state.scale:g}")
+        if self._watched is not None:
+            now = _buffers(self._watched.model)
+            for name in now if skipped else ():
+                if not np.array_equal(now[name], self._watched.before.get(name, now[name]), equal_nan=True):
+                    self._note(Kind.BUFFERS, f"{name} changed although the step was skipped", name)
+            self._watched.before = now
+
+    def _note(self, kind: Kind, message: str, subject: str = "") -> None:
+        self.notices.add(kind, self._step, message, subject)
+
+    def _require_use(self, method: str) -> None:
+        if not self._used:
+            raise AssertionError(f"{method} was called before scale(): call scale(loss).backward() first")
+
+    def _progress_of(self, optimizer: Optimizer) -> _Progress:
+        return self._progress.setdefault(id(optimizer), _Progress())
+
+
+def _buffers(model: Module) -> dict[str, NDArray[Any]]:
+    """Return copies of the buffers of a model that hold numbers."""
+    return {name: b.data.copy() for name, b in model.named_buffers() if isinstance(b, Tensor)}
+
+
+def _require_state(state: Mapping[str, Any]) -> None:
+    if not state:
+        raise RuntimeError("The source state dict is empty, possibly because it was saved from a disabled scaler")
+
+
+class GradScaler(LossScaler):
     """Dynamic loss scaling with the semantics and defaults of torch.amp.GradScaler.
 
     Parameters
@@ -57,8 +277,8 @@ class GradScaler:
 
     Attributes
     ----------
-    skipped : int
-        Optimizer steps skipped so far.
+    skipped, notices, skip_rate_limit
+        See `LossScaler`.
 
     Notes
     -----
@@ -84,150 +304,57 @@ class GradScaler:
             raise ValueError(f"growth_factor is {growth_factor}; it must be larger than 1")
         if enabled and not backoff_factor < 1.0:
             raise ValueError(f"backoff_factor is {backoff_factor}; it must be smaller than 1")
-        self.growth_factor = growth_factor
-        self.backoff_factor = backoff_factor
-        self.growth_interval = growth_interval
-        self.enabled = enabled
-        self.skipped = 0
-        self._state = _State(np.float32(init_scale))
+        changes = {"growth": growth_factor, "backoff": backoff_factor, "interval": growth_interval}
+        super().__init__(replace(RULES["torch"], start=init_scale, **changes), enabled)  # type: ignore[arg-type]
 
-    def get_scale(self) -> float:
-        """Return the scale; 1 when disabled."""
-        return float(self._state.scale) if self.enabled else 1.0
+    @property
+    def growth_factor(self) -> float:
+        """Factor after ``growth_interval`` clean iterations; may be set."""
+        return self.rule.growth
 
-    def scale(self, outputs: Any) -> Any:
-        """Return a tensor, or every tensor of an iterable, multiplied by the scale."""
-        if not self.enabled:
-            return outputs
-        if isinstance(outputs, Tensor):
-            self._state.used = True
-            return outputs * Tensor(self._state.scale, format=FP32)
-        if isinstance(outputs, Iterable) and not isinstance(outputs, str | Mapping):
-            scaled = (self.scale(x) for x in outputs)
-            return list(scaled) if isinstance(outputs, list) else tuple(scaled)
-        raise TypeError(f"outputs is {type(outputs).__name__}; a Tensor or an iterable of Tensors is needed")
+    @growth_factor.setter
+    def growth_factor(self, value: float) -> None:
+        self.rule = replace(self.rule, growth=value)
 
-    def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients of an optimizer's parameters by the scale, in place, and look for inf and NaN.
+    @property
+    def backoff_factor(self) -> float:
+        """Factor after an overflow; may be set."""
+        return self.rule.backoff
 
-        Raises
-        ------
-        AssertionError
-            Nothing was scaled yet.
-        RuntimeError
-            Called twice, or after `step`, in one iteration.
-        ValueError
-            A gradient is in FP16, which the unscaled gradient could underflow.
-        """
-        if not self.enabled:
-            return
-        self._require_use("unscale_()")
-        progress = self._progress(optimizer)
-        if progress.stage is _Stage.UNSCALED:
-            raise RuntimeError("unscale_() has already been called on this optimizer since the last update()")
-        if progress.stage is _Stage.STEPPED:
-            raise RuntimeError("unscale_() is being called after step()")
-        grads = [p.grad for p in optimizer.params if p.grad is not None]
-        if any(grad.format == FP16 for grad in grads):
-            raise ValueError("Attempting to unscale FP16 gradients: keep the parameters in FP32 (master weights)")
-        with np.errstate(all="ignore"):
-            inverse = np.float32(1.0 / np.float64(self._state.scale))
-            for grad in grads:
-                finite = bool(np.isfinite(grad.data).all())
-                progress.found_inf = bool(progress.found_inf) or not finite
-                grad.data = round_to(grad.data * inverse, grad.format).astype(grad.data.dtype, copy=False)
-        progress.stage = _Stage.UNSCALED
+    @backoff_factor.setter
+    def backoff_factor(self, value: float) -> None:
+        self.rule = replace(self.rule, backoff=value)
 
-    def step(self, optimizer: Optimizer, closure: None = None) -> None:
-        """Unscale if that is still to be done, then call ``optimizer.step()`` unless a gradient was inf or NaN.
+    @property
+    def growth_interval(self) -> int | None:
+        """Clean iterations before growth; may be set. One below the count of those so far is jumped over."""
+        return self.rule.interval
 
-        Raises
-        ------
-        AssertionError
-            Nothing was scaled yet, or no parameter has a gradient.
-        RuntimeError
-            Called twice in one iteration, or with a closure.
-        """
-        if not self.enabled:
-            optimizer.step()
-            return
-        if closure is not None:
-            raise RuntimeError("step() takes no closure while loss scaling is enabled")
-        self._require_use("step()")
-        progress = self._progress(optimizer)
-        if progress.stage is _Stage.STEPPED:
-            raise RuntimeError("step() has already been called since the last update()")
-        if progress.stage is _Stage.READY:
-            self.unscale_(optimizer)
-        if progress.found_inf is None:
-            raise AssertionError("No inf checks were recorded for this optimizer: no parameter has a gradient")
-        if progress.found_inf:
-            self.skipped += 1
-        else:
-            optimizer.step()
-        progress.stage = _Stage.STEPPED
-
-    def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Adjust the scale for the next iteration, or set it to ``new_scale``."""
-        if not self.enabled:
-            return
-        self._require_use("update()")
-        if new_scale is not None:
-            if isinstance(new_scale, Tensor) and new_scale.size != 1:
-                raise ValueError(f"new_scale has shape {new_scale.shape}; a single element is needed")
-            self._state.scale = np.float32(new_scale.item() if isinstance(new_scale, Tensor) else new_scale)
-        else:
-            checks = [p.found_inf for p in self._state.optimizers.values() if p.found_inf is not None]
-            if not checks:
-                raise AssertionError("No inf checks were recorded prior to update(): call step() or unscale_() first")
-            self._adjust(any(checks))
-        self._state.optimizers.clear()
-
-    def _adjust(self, found_inf: bool) -> None:
-        """Back off, or count a clean iteration and perhaps grow."""
-        state = self._state
-        with np.errstate(over="ignore", under="ignore"):
-            if found_inf:
-                state.scale = np.float32(np.float64(state.scale) * self.backoff_factor)
-                state.growth_tracker = 0
-                return
-            state.growth_tracker += 1
-            if state.growth_tracker == self.growth_interval:
-                grown = np.float32(np.float64(state.scale) * self.growth_factor)
-                if np.isfinite(grown):
-                    state.scale = grown
-                state.growth_tracker = 0
+    @growth_interval.setter
+    def growth_interval(self, value: int) -> None:
+        self.rule = replace(self.rule, interval=value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs, under torch's names; empty when disabled."""
+        """Return what `load_state_dict` needs, here or in torch, under torch's names; empty when disabled."""
         if not self.enabled:
             return {}
         return {
-            "scale": float(self._state.scale),
+            "scale": self.state.scale,
             "growth_factor": self.growth_factor,
             "backoff_factor": self.backoff_factor,
             "growth_interval": self.growth_interval,
-            "_growth_tracker": self._state.growth_tracker,
+            "_growth_tracker": self.state.clean,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state from `state_dict`, ours or torch's."""
         if not self.enabled:
             return
-        if not state:
-            raise RuntimeError("The source state dict is empty, possibly because it was saved from a disabled scaler")
-        self._state.scale = np.float32(state["scale"])
-        self.growth_factor = state["growth_factor"]
-        self.backoff_factor = state["backoff_factor"]
-        self.growth_interval = state["growth_interval"]
-        self._state.growth_tracker = state["_growth_tracker"]
-
-    def _require_use(self, method: str) -> None:
-        if not self._state.used:
-            raise AssertionError(f"{method} was called before scale(): call scale(loss).backward() first")
-
-    def _progress(self, optimizer: Optimizer) -> _Progress:
-        return self._state.optimizers.setdefault(id(optimizer), _Progress())
+        _require_state(state)
+        changes = {"growth": "growth_factor", "backoff": "backoff_factor", "interval": "growth_interval"}
+        rule = replace(self.rule, **{name: state[theirs] for name, theirs in changes.items()})
+        scale, tracker = self.rule.held(state["scale"]), int(state["_growth_tracker"])
+        self.rule, self.state = rule, replace(self.state, scale=scale, clean=tracker)
 
 
 class ConstantScaler(GradScaler):
@@ -254,6 +381,49 @@ class ConstantScaler(GradScaler):
         if not (held > 0 and np.isfinite(held)):
             raise ValueError(f"scale is {scale}; it must be positive and within FP32")
         super().__init__(init_scale=scale)
+        self.rule = replace(self.rule, interval=None)
 
-    def _adjust(self, found_inf: bool) -> None:
-        """Leave the scale as it is."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the scale from a `state_dict`, which stays constant from now on."""
+        super().load_state_dict(state)
+        self.rule = replace(self.rule, interval=None)
+
+
+def loss_scaler(name: str, enabled: bool = True, **changes: Any) -> LossScaler:
+    """Return the loss scaler of a system.
+
+    Parameters
+    ----------
+    name : str
+        A key of `RULES`: torch, micikevicius, apex, apex-static, apex-fp16-utils, keras, jmp, megatron, deepspeed or
+        fairseq.
+    enabled : bool
+    **changes
+        Fields of the `ScaleRule` that are to differ, such as ``start`` or ``interval``.
+
+    Raises
+    ------
+    ValueError
+        There is no such system or field.
+
+    Examples
+    --------
+    >>> loss_scaler("megatron", start=2.0**10).get_scale()
+    1024.0
+    >>> loss_scaler("megatrno")
+    Traceback (most recent call last):
+    ValueError: loss scaler 'megatrno' is unknown; did you mean 'megatron'? There are: torch, micikevicius, apex, \
+apex-static, apex-fp16-utils, keras, jmp, megatron, deepspeed, fairseq
+    """
+    if name not in RULES:
+        raise ValueError(f"loss scaler {name!r} is unknown; {_near(name, list(RULES))}")
+    known = [f.name for f in fields(ScaleRule)]
+    for key in changes:
+        if key not in known:
+            raise ValueError(f"a loss scaler has no setting {key!r}; {_near(key, known)}")
+    return LossScaler(replace(RULES[name], **changes), enabled)
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"There are: {', '.join(known)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,10 @@ from mpsim_kernels._threads import AT_LEAST, in_ranges
 from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.updates import SUMMED, square_sums
 
-__all__ = ["clip_grad_norm_", "clip_grad_value_"]
+__all__ = ["clip_grad_norm_", "clip_grad_value_", "was_clipped"]
+
+_clipped: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+"""Gradients that were clipped, by their id, for as long as they live."""
 
 
 def clip_grad_norm_(
@@ -78,12 +82,20 @@ def clip_grad_value_(parameters: Iterable[Tensor] | Tensor, clip_value: float) -
         grad.data = _held(np.clip(grad.data, -limit, limit), grad)
 
 
+def was_clipped(grad: Tensor) -> bool:
+    """Return whether a gradient, this very tensor, went through one of the functions above."""
+    return _clipped.get(id(grad)) is grad
+
+
 def _gradients(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
+    """Return the gradients, which are remembered as clipped from now on."""
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     for parameter in given:
         if not isinstance(parameter, Tensor):
             raise TypeError(f"parameters has a {type(parameter).__name__}; each must be a Tensor")
-    return [parameter.grad for parameter in given if parameter.grad is not None]
+    grads = [parameter.grad for parameter in given if parameter.grad is not None]
+    _clipped.update((id(grad), grad) for grad in grads)
+    return grads
 
 
 def _norm(arrays: list[Array], norm_type: float) -> float:

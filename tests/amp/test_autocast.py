@@ -8,7 +8,7 @@ import pytest
 import mpsim
 from bits import assert_same_bits
 from mpsim import amp, nn, no_grad
-from mpsim.amp.autocast import FP32_OPS, LOW_PRECISION_OPS
+from mpsim.amp.op_lists import OP_LISTS
 from mpsim.formats import BF16, FP16, FP32, FP64
 from mpsim.observe import Record, observe
 from mpsim.ops import TABLE
@@ -35,13 +35,29 @@ X = np.array([[1.0, 2.0]], np.float32)
 # Which operation runs in which format.
 
 
-def test_the_lists_are_torchs_for_cuda_as_far_as_the_operations_go():
-    assert {"matmul", "linear", "conv2d", "scaled_dot_product_attention"} == LOW_PRECISION_OPS
-    assert {"exp", "log", "pow", "rsqrt", "softplus", "sum", "softmax", "log_softmax"} <= FP32_OPS
-    assert {"layer_norm", "rms_norm", "nll_loss", "mse_loss", "huber_loss"} <= FP32_OPS
-    assert {"binary_cross_entropy_with_logits"} <= FP32_OPS
-    assert len(FP32_OPS) == 14
-    assert TABLE.keys() >= LOW_PRECISION_OPS | FP32_OPS
+CUDA = OP_LISTS["cuda"]
+
+
+def known(ops: str, *treatments: str) -> set[str]:
+    """Return the operations of the table on some lists."""
+    return {name for name in TABLE if OP_LISTS[ops].of(name) in treatments}
+
+
+def test_the_lists_are_those_of_their_systems_as_far_as_the_operations_go():
+    products, losses = {"matmul", "linear", "conv2d"}, {"nll_loss", "mse_loss", "huber_loss"}
+    losses.add("binary_cross_entropy_with_logits")
+    attention, softmaxes = {"scaled_dot_product_attention"}, {"softmax", "log_softmax"}
+    assert known("cuda", "low") == products | attention
+    assert known("cuda", "fp32") == {"exp", "log", "pow", "rsqrt", "softplus", "layer_norm", "rms_norm"} | losses
+    assert known("cuda", "fp32 result") == {"sum"} | softmaxes
+    assert known("cuda", "promote") == {"scatter_add"}
+    assert known("cpu", "low") == products | attention
+    assert known("cpu", "fp32") == losses
+    assert known("cpu", "promote") == {"cat"}
+    assert known("apex-o1", "low") == products
+    assert known("apex-o1", "fp32") == {"exp", "log", "pow", "sum", "var", "gelu", "layer_norm"} | softmaxes | losses
+    assert known("apex-o1", "widest") == {"add", "sub", "mul", "div", "cat"}
+    assert "binary_cross_entropy" in OP_LISTS["cuda"].listed("refused") & OP_LISTS["apex-o1"].listed("refused")
 
 
 @pytest.mark.parametrize("low", ["fp16", "bf16"])
@@ -49,13 +65,18 @@ def test_the_lists_are_torchs_for_cuda_as_far_as_the_operations_go():
 @pytest.mark.parametrize("name", [name for name in CASES if name != "cast"])
 def test_an_operation_runs_in_the_format_of_its_list(name: str, inputs: str, low: str):
     shapes, options = CASES[name][0]
+    given = [Tensor(x, format=inputs) for x in values(name, shapes)]
+    if CUDA.of(name) == "promote" and inputs not in ("fp32", "fp64", low):
+        with amp.autocast(low), pytest.raises(RuntimeError, match=f"an input is in {inputs}"):
+            apply(name, *given, **options)
+        return
     with amp.autocast(low):
-        result = apply(name, *(Tensor(x, format=inputs) for x in values(name, shapes)), **options)
+        result = apply(name, *given, **options)
     if inputs == "fp64":
         want = "fp64"
-    elif name in LOW_PRECISION_OPS:
+    elif CUDA.of(name) == "low":
         want = low
-    elif name in FP32_OPS:
+    elif CUDA.of(name) in ("fp32", "fp32 result"):
         want = "fp32"
     else:
         want = inputs
@@ -347,3 +368,74 @@ def test_a_transformer_block_in_a_region_normalises_in_fp32_and_multiplies_in_th
         )
     y.sum().backward()
     assert all(p.grad is not None and p.grad.format is FP32 for p in block.parameters())
+
+
+# Lists.
+
+
+def test_on_the_cpus_lists_softmax_and_normalisation_stay_low():
+    x, weight = Tensor(np.eye(2), format="bf16"), leaf(np.eye(2))
+    with amp.autocast("bf16", ops="cpu"):
+        assert x.softmax(-1).format is x.exp().format is x.sum().format is BF16
+        assert nn.functional.layer_norm(x, 2).format is BF16
+        assert (x @ weight).format is BF16
+        assert mpsim.cat([x, weight]).format is FP32
+        assert nn.functional.mse_loss(x, x).format is FP32
+        with pytest.raises(RuntimeError, match="cat: an input is in fp16"):
+            mpsim.cat([x, Tensor(np.eye(2), format="fp16")])
+
+
+def test_on_apexs_lists_additions_take_the_widest_format_of_any_tensor():
+    x, number = Tensor([1.0], format="fp16"), Tensor(1.0)
+    with amp.autocast("fp16"):
+        assert (x + number).format is FP16
+    with amp.autocast("fp16", ops="apex-o1"):
+        assert (x + number).format is FP32
+        assert (x + x).format is FP16
+        assert nn.functional.gelu(x).format is FP32
+
+
+def test_a_table_of_ones_own():
+    x = Tensor([1.0])
+    with amp.autocast("fp16", ops={"exp": "low", "log": "refused"}):
+        assert x.exp().format is FP16
+        assert x.sum().format is FP32
+        with pytest.raises(RuntimeError, match="log is unsafe"):
+            x.log()
+    with pytest.raises(ValueError, match="treatment 'lwo'"):
+        amp.autocast("fp16", ops={"exp": "lwo"})
+    with pytest.raises(ValueError, match="did you mean 'cuda'"):
+        amp.autocast("fp16", ops="cudda")
+
+
+# What is recorded.
+
+
+def test_the_formats_that_operations_used_are_recorded(layer: nn.Linear):
+    region = amp.autocast("fp16")
+    with region:
+        for _ in range(2):
+            (layer(X) + 1.0).exp()
+        with amp.autocast("bf16"):
+            layer(X)
+    assert dict(region.used.counts) == {
+        ("linear", ("fp32", "fp32"), "fp16"): 2,
+        ("add", ("fp16", "fp16"), "fp16"): 2,
+        ("exp", ("fp16",), "fp32"): 2,
+    }
+    assert str(region.used) == (
+        "linear  fp32, fp32 -> fp16  2\nadd     fp16, fp16 -> fp16  2\nexp     fp16 -> fp32        2"
+    )
+
+
+def test_a_stale_cast_is_used_as_in_torch_and_noticed(layer: nn.Linear):
+    region = amp.autocast("fp16")
+    with region:
+        before = layer(X)
+        assert not region.notices
+        layer.weight.data = layer.weight.data * 2
+        assert_same_bits(layer(X).data, before.data)
+    assert [str(notice.kind) for notice in region.notices] == ["stale cached cast"]
+    with region:
+        assert layer(X).data.tolist() == (2 * before.data).tolist()
+    assert len(region.notices) == 1

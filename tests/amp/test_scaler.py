@@ -456,3 +456,57 @@ def test_a_constant_scale_does_not_grow_after_any_number_of_steps():
 def test_a_constant_scale_must_be_a_positive_number_of_fp32(scale: float):
     with pytest.raises(ValueError, match="scale is"):
         amp.ConstantScaler(scale)
+
+
+# Interchange with torch.
+
+
+def test_a_state_dict_goes_to_torch_and_back():
+    torch = pytest.importorskip("torch")
+    ours = amp.GradScaler(init_scale=1000.1, growth_factor=1.5, backoff_factor=0.25, growth_interval=3)
+    theirs = torch.amp.GradScaler("cpu")
+    for grads in ([1.0, 1.0], [1.0, np.inf, 1.0, 1.0, 1.0], [np.inf]):
+        theirs.load_state_dict(ours.state_dict())
+        for grad in grads:  # both go on from one state, and end in one
+            p = torch.nn.Parameter(torch.zeros(1))
+            p.grad = torch.tensor([grad])
+            theirs.scale(torch.ones(1))
+            theirs.step(torch.optim.SGD([p], lr=1.0))
+            theirs.update()
+            ours.step(used(ours, grad=[grad]))
+            ours.update()
+        assert theirs.state_dict() == ours.state_dict()
+        ours = amp.GradScaler()
+        ours.load_state_dict(theirs.state_dict())
+
+
+def test_a_constant_scaler_stays_constant_with_any_state():
+    scaler = amp.ConstantScaler(8.0)
+    scaler.load_state_dict(amp.GradScaler(init_scale=4.0, growth_interval=1).state_dict())
+    scaler.step(used(scaler))
+    scaler.update()
+    assert scaler.get_scale() == 4.0
+
+
+def test_any_scalers_state_is_taken_over_by_one_of_the_same_rule():
+    old, new = (amp.loss_scaler("megatron", interval=3) for _ in range(2))
+    for grad in ([np.inf], [1.0], [1.0]):
+        old.step(used(old, grad=grad))
+        old.update()
+    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert new.state == old.state
+    with pytest.raises(ValueError, match="'megatron'; this scaler follows 'keras'"):
+        amp.loss_scaler("keras").load_state_dict(old.state_dict())
+    with pytest.raises(RuntimeError, match="empty"):
+        new.load_state_dict({})
+
+
+def test_fp16_gradients_of_master_weights_are_unscaled_into_fp32():
+    p = parameter([0.125], [3 * 2.0**-24], "fp16")
+    scaler = amp.loss_scaler("apex", start=4.0)
+    scaler.scale(Tensor(1.0))
+    optimizer = optim.SGD([p], lr=1.0, update="master")
+    scaler.step(optimizer)
+    assert p.grad is not None
+    assert (p.grad.format, p.grad.item()) == (FP32, 3 * 2.0**-26)
+    assert optimizer.state_dict()["state"][0]["master"].tolist() == [0.125 - 3 * 2.0**-26]
