@@ -1,5 +1,7 @@
 """Automatic mixed precision."""
 
+from mpsim.amp import controllers
+from mpsim.amp.adaptive import AdaptiveTraining, Controller, Decision
 from mpsim.amp.apex import APEX_LEVELS, ApexLevel, apex_level
 from mpsim.amp.autocast import autocast
 from mpsim.amp.layers import override_formats
@@ -8,13 +10,17 @@ from mpsim.amp.op_lists import OP_LISTS, FormatsUsed, OpLists
 from mpsim.amp.policies import FormatPolicy, get_policy
 from mpsim.amp.scale_rules import RULES, ScaleRule, ScaleState
 from mpsim.amp.scaler import ConstantScaler, GradScaler, LossScaler, loss_scaler
+from mpsim.amp.statistics import StepStatistics, TensorStatistics
 
 __all__ = [
     "APEX_LEVELS",
     "OP_LISTS",
     "RULES",
+    "AdaptiveTraining",
     "ApexLevel",
     "ConstantScaler",
+    "Controller",
+    "Decision",
     "FormatPolicy",
     "FormatsUsed",
     "GradScaler",
@@ -24,8 +30,11 @@ __all__ = [
     "OpLists",
     "ScaleRule",
     "ScaleState",
+    "StepStatistics",
+    "TensorStatistics",
     "apex_level",
     "autocast",
+    "controllers",
     "get_policy",
     "loss_scaler",
     "override_formats",
