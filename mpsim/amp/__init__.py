@@ -5,11 +5,12 @@ from mpsim.amp.adaptive import AdaptiveTraining, Controller, Decision
 from mpsim.amp.apex import APEX_LEVELS, ApexLevel, apex_level
 from mpsim.amp.autocast import autocast
 from mpsim.amp.layers import override_formats
+from mpsim.amp.loss_scaling import LossScaler
 from mpsim.amp.notices import Notice, Notices
 from mpsim.amp.op_lists import OP_LISTS, FormatsUsed, OpLists
 from mpsim.amp.policies import FormatPolicy, get_policy
 from mpsim.amp.scale_rules import RULES, ScaleRule, ScaleState
-from mpsim.amp.scaler import ConstantScaler, GradScaler, LossScaler, loss_scaler
+from mpsim.amp.scaler import ConstantScaler, GradScaler, loss_scaler
 from mpsim.amp.statistics import StepStatistics, TensorStatistics
 
 __all__ = [
