@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.amp import GradScaler, load_scaling_state, scaling_state
+from mpsim.amp import LossScaler, load_scaling_state, scaling_state
 from mpsim.nn import Module
 from mpsim.optim import Optimizer
 from mpsim.optim.lr_scheduler import LRScheduler
@@ -42,7 +42,7 @@ def save(
     *,
     model: Module | None = None,
     optimizer: Optimizer | None = None,
-    scaler: GradScaler | None = None,
+    scaler: LossScaler | None = None,
     schedule: LRScheduler | None = None,
     generator: np.random.Generator | None = None,
     extra: Mapping[str, Any] | None = None,
@@ -91,7 +91,7 @@ def load(
     *,
     model: Module | None = None,
     optimizer: Optimizer | None = None,
-    scaler: GradScaler | None = None,
+    scaler: LossScaler | None = None,
     schedule: LRScheduler | None = None,
     generator: np.random.Generator | None = None,
 ) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class AdaptiveTraining:
             step=len(self.history),
             loss=value.item(),
             finite=finite,
-            weights=self._weight_statistics(now.format),
+            weights=self._weight_statistics(now),
             weight_gradients=collector.weight_gradients,
             activation_gradients=collector.activation_gradients,
             input_gradients=collector.input_gradients,
@@ -154,10 +154,11 @@ class AdaptiveTraining:
         found = {name: weight_of(layer) for name, layer in weighted(self.model).items()}
         return {name: weight for name, weight in found.items() if weight is not None}
 
-    def _weight_statistics(self, fmt: str) -> dict[str, TensorStatistics]:
+    def _weight_statistics(self, now: Decision) -> dict[str, TensorStatistics]:
+        """Return the statistics of the weights after the step, as the formats of the step would round them."""
         found = {}
         for name, weight in self._weights().items():
-            counters = Counters()
+            counters, fmt = Counters(), now.layers.get(name, now.format)
             after = round_to(weight.data, fmt, counters=counters)
             found[name] = tensor_statistics(weight.data, after, get_format(fmt), counters, 1.0)
         return found

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from mpsim.amp.autocast import autocast
 from mpsim.amp.layers import Forward, select, wrapped
-from mpsim.amp.scaler import LossScaler, loss_scaler
+from mpsim.amp.loss_scaling import LossScaler
+from mpsim.amp.scaler import loss_scaler
 from mpsim.formats import FP16, FP32, FloatFormat
 from mpsim.nn import Module
 from mpsim.ops import UnitsLike

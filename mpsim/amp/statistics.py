@@ -15,7 +15,6 @@ from mpsim.amp.layers import Forward, weight_of, wrapped
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike, get_format
 from mpsim.nn import Module, Parameter
-from mpsim.observe import Histogram
 from mpsim.tensor import Tensor, using
 
 __all__ = ["Collector", "Diversity", "StepStatistics", "TensorStatistics", "expected_noise"]
@@ -43,7 +42,7 @@ class TensorStatistics:
     sqnr: float
     """Signal to quantisation noise in dB: squares of the tensor over those of what rounding changed."""
     exponents: NDArray[np.int64]
-    """Exponents floor(log2 |x|) before rounding, with the scales on."""
+    """Exponents floor(log2 |x|) that occur before rounding, with the scales on, rising."""
     counts: NDArray[np.int64]
     """How many elements have each of them."""
 
@@ -82,11 +81,11 @@ def tensor_statistics(
         signal, noise = float(np.sum(exact * exact)), float(np.sum((after - exact) ** 2))
         norm = math.sqrt(signal) / scale if math.isfinite(signal) else math.inf
         largest = float(np.max(np.abs(exact), initial=0.0)) / scale
-    histogram = Histogram()
-    histogram.add(before)
+    nonzero = np.abs(before[np.isfinite(before) & (before != 0)])
+    exponents, counts = np.unique(np.frexp(nonzero)[1].astype(np.int64) - 1, return_counts=True)
     sqnr = _decibels(signal, noise)
     lost, over = counters.share("underflows"), counters.share("overflows")
-    return TensorStatistics(before.shape, fmt, norm, largest, scale, lost, over, sqnr, *histogram.occupied())
+    return TensorStatistics(before.shape, fmt, norm, largest, scale, lost, over, sqnr, exponents, counts)
 
 
 def _decibels(signal: float, noise: float) -> float:
