@@ -35,7 +35,7 @@ from mpsim_kernels.floating_point import default_environment
 __all__ = ["Optimizer", "Piece", "Slot", "counted", "not_negative", "share"]
 
 _WEIGHT = 0  # the weight's own stream among those of a step; arrays of state follow
-_WEIGHTS = "weight"  # their name among scaled arrays
+_WEIGHT_NAME = "weight"  # their name among scaled arrays
 
 
 @dataclass(slots=True, eq=False)
@@ -151,9 +151,9 @@ class Optimizer(abc.ABC):
         self.defaults = defaults
         self._check_options(defaults)
         self._rules = Rules.of(update, state_format, state_rounding, rng, scaled)
-        unknown = self._rules.scaled.keys() - {_WEIGHTS, *self._states}
+        unknown = self._rules.scaled.keys() - {_WEIGHT_NAME, *self._states}
         if unknown:
-            names = ", ".join((_WEIGHTS, *self._states))
+            names = ", ".join((_WEIGHT_NAME, *self._states))
             raise ValueError(f"scaled has {unknown.pop()!r}; the arrays of {type(self).__name__} are {names}")
         self.param_groups: list[dict[str, Any]] = []
         self.counts = UpdateCounts()
@@ -222,8 +222,8 @@ class Optimizer(abc.ABC):
                 raise ValueError(f"params has a tensor in {parameter.format}; scaled is for parameters in fp32")
         self.param_groups.append(group)
         for parameter in group["params"]:
-            if _WEIGHTS in self._rules.scaled:
-                parameter.data = round_scaled(parameter.data, self._rules.scaled[_WEIGHTS])
+            if _WEIGHT_NAME in self._rules.scaled:
+                parameter.data = round_scaled(parameter.data, self._rules.scaled[_WEIGHT_NAME])
             self._slots.append(Slot(len(self._slots), parameter))
             self.parameter_counts.append(UpdateCounts())
 
@@ -305,7 +305,7 @@ class Optimizer(abc.ABC):
         for name, fmt in self._rules.scaled.items():
             if name in slot.arrays:
                 slot.arrays[name] = round_scaled(slot.arrays[name], fmt)
-            elif name == _WEIGHTS:
+            elif name == _WEIGHT_NAME:
                 before, moved = slot.weights(), out
                 out = round_scaled(moved, fmt)
                 lost = int(np.count_nonzero((moved != before) & (out == before)))

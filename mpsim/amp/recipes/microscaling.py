@@ -15,7 +15,7 @@ from mpsim.blocks import MXFP8_E4M3, MXFP8_E5M2, BlockArray, BlockFormat, ScaleR
 from mpsim.formats import FP32
 from mpsim.matmul import matmul
 from mpsim.ops import Product, Roles
-from mpsim.units import MatrixUnit, UnitLike
+from mpsim.units import Family, MatrixUnit, UnitLike
 
 __all__ = ["MXFP8Scaling", "block_row", "multiply_blocks", "quantize_tiles", "require_one_chain"]
 
@@ -25,17 +25,16 @@ _MXFP8 = {"e4m3": MXFP8_E4M3, "e5m2": MXFP8_E5M2}
 def block_row(unit: UnitLike, a: BlockFormat, b: BlockFormat) -> MatrixUnit:
     """Return the instruction of a unit that multiplies these block formats into FP32."""
     elements = str(a.element), str(b.element)
-    if unit == "native":
-        return units.get(unit, inputs=elements)
     return units.get(unit, inputs=elements, out=FP32, scale=a.scale, scale_block=a.length)
 
 
 def multiply_blocks(a: BlockArray, b: BlockArray, unit: UnitLike) -> Array:
     """Return the product in FP32; of a native product that of the values in float32."""
-    if unit == "native":
+    row = block_row(unit, a.format, b.format)
+    if row.family is Family.NATIVE:
         with np.errstate(all="ignore"):
             return np.asarray(np.matmul(dequantize(a), dequantize(b)))
-    return matmul(a, b, unit=block_row(unit, a.format, b.format))
+    return matmul(a, b, unit=row)
 
 
 def require_one_chain(recipe: Recipe) -> None:

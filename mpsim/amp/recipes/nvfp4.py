@@ -80,6 +80,8 @@ class NVFP4Scaling(Recipe):
     Notes
     -----
     Hardware draws the random bits; ours are those of `Draws`, as many for an element as `presets.draws` says.
+    The scale of a block is ``fl(fl(amax / 6) * g)`` before its rounding to E4M3, with ``g = fl(448 * 6 / amax)`` of the
+    tensor; kernels of 2026 multiply amax by ``fl(g * fl(1 / 6))``, which can be another number next to a midpoint.
     """
 
     forward: str = "e2m1"

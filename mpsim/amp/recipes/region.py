@@ -11,7 +11,7 @@ from mpsim.amp.recipes.site import LayerState, RecipeSite, layer_state
 from mpsim.formats import FP32, FP64, FormatLike, get_format
 from mpsim.stochastic import Draws
 from mpsim.tensor import Tensor, is_grad_enabled, settings, using
-from mpsim.units import UnitLike
+from mpsim.units import NATIVE, UnitLike
 
 __all__ = ["fp8_autocast"]
 
@@ -24,7 +24,8 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
     recipe : Recipe or str
         A name of `RECIPES`, such as ``"te-delayed"``, ``"te-mxfp8"``, ``"torchao-rowwise"`` or ``"deepseek-v3"``.
     unit : MatrixUnit or str
-        Matrix unit of all products, such as ``"h100"``; ``"native"`` multiplies the same operands in NumPy's FP32.
+        Matrix unit of all products, such as ``"h100"``; ``"native"`` multiplies the same operands in NumPy's FP32. A
+        MatrixUnit has formats of its own: it goes with a recipe of one pair of formats, and ``format="fp32"``.
     format : format, optional
         Format of everything else in the region, as in `autocast`; unless given the recipe's, BF16 mostly. ``"fp32"``
         leaves everything else alone.
@@ -67,7 +68,8 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
         enabled: bool = True,
         seed: int = 0,
     ) -> None:
-        self.recipe, self.unit, self.enabled = get_recipe(recipe), unit, enabled
+        self.recipe, self.enabled = get_recipe(recipe), enabled
+        self.unit: UnitLike = "native" if unit == NATIVE else unit  # that row is for FP32 alone
         self.format = get_format(self.recipe.compute if format is None else format)
         self.draws = Draws(seed=seed)
         self._visited: list[LayerState] = []
@@ -77,9 +79,9 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
         self._entered: list[contextlib.ExitStack] = []
         self._around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if enabled:
-            self.recipe.check(unit)
+            self.recipe.check(self.unit)
             if self.format != FP32:
-                self._around = autocast(self.format, unit=unit)
+                self._around = autocast(self.format, unit=self.unit)
 
     def __enter__(self) -> fp8_autocast:
         stack = contextlib.ExitStack()

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from bits import assert_same_bits
-from mpsim import amp, checkpoint, nn, no_grad, optim
+from mpsim import amp, checkpoint, nn, no_grad, optim, units
 from mpsim.amp.recipes import RECIPES, CurrentScaling, DelayedScaling, MXFP8Scaling, RecipeSite, get_recipe
 from mpsim.amp.recipes.site import _STATES
+from mpsim.blocks import round_to
 from mpsim.formats import BF16, FP16, FP32, FP64
 from mpsim.ops import Product, Roles
 from mpsim.tensor import Tensor, settings
@@ -82,6 +83,28 @@ def test_products_of_other_operations_are_those_of_autocast():
         got = a @ b
     with amp.autocast("bf16", unit="h100"):
         assert_same_bits((a @ b).data, got.data)
+
+
+def test_a_unit_that_was_never_built_goes_with_a_recipe_of_one_pair_of_formats(layer: nn.Linear):
+    hopper = units.get("h100", inputs="e4m3")
+    coarse = dataclasses.replace(hopper, fraction_bits=3)
+    results = []
+    for unit in (hopper, coarse, "h100"):
+        with amp.fp8_autocast("deepseek-v3", unit=unit, format="fp32"):
+            results.append(layer(drawn(2, 4)).data)
+    assert_same_bits(results[0], results[2])
+    assert (results[0] != results[1]).any()
+    with pytest.raises(ValueError, match="e5m2"):
+        amp.fp8_autocast("te-current", unit=coarse, format="fp32")
+
+
+def test_native_products_are_those_of_the_values(layer: nn.Linear):
+    x = drawn(2, 4)
+    for unit in ("native", "Native", units.NATIVE):
+        with amp.fp8_autocast("te-mxfp8", unit=unit, format="fp32"):
+            got = layer(x)
+        want = round_to(x, "mxfp8_e4m3", -1, "rceil") @ round_to(layer.weight.data, "mxfp8_e4m3", -1, "rceil").T
+        assert_same_bits(got.data, want + layer.bias.data)
 
 
 def test_a_part_without_the_recipe_runs_in_the_format_of_the_region(layer: nn.Linear):
