@@ -18,7 +18,17 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-__all__ = ["Instruction", "Tile", "assembly", "execute", "execute_tiles", "host_features", "host_machine", "missing"]
+__all__ = [
+    "Instruction",
+    "Tile",
+    "assembly",
+    "control_word",
+    "execute",
+    "execute_tiles",
+    "host_features",
+    "host_machine",
+    "missing",
+]
 
 Words = np.ndarray[Any, np.dtype[Any]]
 
@@ -220,6 +230,15 @@ def execute_tiles(tile: Tile, a: Words, b: Words, c: Words) -> Words:
     return d
 
 
+def control_word() -> int:
+    """Return MXCSR or FPCR of the calling thread."""
+    if host_machine() not in _CONTROL:
+        raise ValueError(f"the control register of {host_machine()} is not known")
+    asking = "define i32 @asking() {\n  %value = call i32 @control()\n  ret i32 %value\n}"
+    engine = _engine(_CONTROL[host_machine()] + asking)
+    return int(ctypes.CFUNCTYPE(ctypes.c_uint32)(engine.get_function_address("asking"))())
+
+
 def assembly(instruction: Instruction | Tile, triple: str, cpu: str) -> str:
     """Return the machine code of an instruction's loop as text, for any processor that LLVM knows."""
     llvm.initialize_all_targets()
@@ -248,22 +267,24 @@ def _source(instruction: Instruction | Tile) -> str:
     return "\n".join([_CONTROL[instruction.machine], instruction.declarations, *once, loop])
 
 
-_engines: list[Any] = []  # their code must outlive the functions
+@functools.cache
+def _engine(source: str) -> Any:
+    """Return compiled code; it is kept, for functions must not outlive it."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()  # without it LLVM ends the process at inline assembly
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2, jit=True
+    )
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), machine)
+    engine.finalize_object()
+    return engine
 
 
 @functools.cache
 def _function(instruction: Instruction | Tile) -> Any:
     """Return the compiled loop."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    llvm.initialize_native_asmparser()  # without it LLVM ends the process at inline assembly
-    module = llvm.parse_assembly(_source(instruction))
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=2, jit=True
-    )
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    _engines.append(engine)
     places = 4 if isinstance(instruction, Tile) else 5
     rest = [ctypes.c_int64] if isinstance(instruction, Tile) else [ctypes.c_int64, ctypes.c_uint32]
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * places, *rest)(engine.get_function_address("execute"))
+    address = _engine(_source(instruction)).get_function_address("execute")
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * places, *rest)(address)

@@ -159,9 +159,10 @@ def _result(part: RecordedSet) -> str:
 
 
 def _shown(options: dict[str, Any]) -> str:
-    """Return the schedule of a product for people."""
-    text = ", ".join(f"{name} {value}" for name, value in options.items() if value not in (1, 0))
-    return f", {text}" if text else ""
+    """Return for people how a library cut K, leaving out how often."""
+    if "schedule" in options:
+        return f", {options['schedule']}"
+    return f", promotion {options['promotion']}" if "promotion" in options else ""
 
 
 def _instruction(part: RecordedSet, row: MatrixUnit) -> _Codes:
