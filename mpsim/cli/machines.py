@@ -85,13 +85,36 @@ def _report(results: dict[str, list[Outcome]], as_json: bool, seed: int | None) 
 def record(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The recording to write (.npz).")],
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="host: this processor's instructions.")
+        str, typer.Option(metavar="NAME", help="host: this processor's instructions; cpu or cuda: products of torch.")
     ] = "host",
+    inputs: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Formats for torch, with commas between: fp16,bf16,e4m3.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the random inputs.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    as_json: Json = False,
 ) -> None:
     """Record what a machine computes, for mpsim validate here or elsewhere."""
+    if output.exists() and not force:
+        raise MistakeError(f"record: {output} exists; --force replaces it")
+    if not output.parent.is_dir():
+        raise MistakeError(f"record: there is no folder {output.parent}")
+    refused: list[str] = []
+    with mistakes():
+        if device == "host":
+            if inputs:
+                raise ValueError("record: --inputs goes with --device cpu or cuda")
+            from mpsim.hardware import Plan, record_host, write
+
+            recording = record_host(Plan(seed=seed, count=200, dense=False))
+        else:
+            from mpsim.hardware import record_torch, write
+
+            chosen = [name.strip() for name in inputs.split(",")] if inputs else ("fp16", "bf16", "tf32", "e4m3")
+            recording, refused = record_torch(device, chosen, seed, _progress)
+        write(output, recording)
+    print(f"{output}: {len(recording.sets)} sets of {recording.device}")
+    for reason in refused:
+        print(f"not recorded: {reason}")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from mpsim.hardware.doctoring import Diagnosis, diagnose
 from mpsim.hardware.host import Plan, record_host
 from mpsim.hardware.host_check import validate_host
+from mpsim.hardware.recording_torch import record_torch
 from mpsim.hardware.recordings import RecordedSet, Recording, read, write
 from mpsim.hardware.replaying import Outcome, replay
 
@@ -15,6 +16,7 @@ __all__ = [
     "diagnose",
     "read",
     "record_host",
+    "record_torch",
     "replay",
     "validate_host",
     "write",

@@ -139,7 +139,8 @@ def _product(part: RecordedSet, unit: str | MatrixUnit | None) -> Outcome:
     wanted = unit if unit is not None else part.facts["unit"]
     inputs = part.inputs
     if wanted is None:
-        return Outcome(row=f"{part.name} ({' x '.join(dict.fromkeys(inputs))})", skipped="its unit is unknown: name one")
+        name = part.facts.get("function", f"{part.name} ({' x '.join(dict.fromkeys(inputs))})")
+        return Outcome(row=str(name), skipped="its unit is unknown: name one")
     instruction = part.facts.get("instruction") if unit is None else None
     length = part.facts.get("scale_block")
     row = units.get(wanted, inputs, part.facts["out"], instruction, part.facts.get("scale_format"), length)
