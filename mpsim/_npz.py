@@ -34,8 +34,14 @@ BROKEN = (
 """What reading a damaged or foreign archive raises."""
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path, most: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
     """Return all arrays of a file.
+
+    Parameters
+    ----------
+    path : path of an ``.npz`` file
+    most : int
+        Bytes that its arrays may have together.
 
     Raises
     ------
@@ -52,6 +58,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                 names = archive.namelist()
                 if foreign := [name for name in names if not name.endswith(".npy")]:
                     raise ValueError(f"it holds {foreign[0]}, which is no array")
+                if (size := sum(info.file_size for info in archive.infolist())) > most:
+                    raise ValueError(f"its arrays claim {size:,} bytes; at most {most:,} are read")
                 return {name[:-4]: read_array(archive, name[:-4]) for name in names}
         except BROKEN as error:
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from error

@@ -456,7 +456,7 @@ def outcomes_table(where: str, outcomes: Sequence[Outcome]) -> RenderableType:
         )
         for o in outcomes
     ]
-    return Group(table(columns, rows, numeric=columns[1:3], title=where), Text())
+    return Group(Text(where, "bold"), table(columns, rows, numeric=columns[1:3]), Text())
 
 
 def diagnosis_lines(d: Diagnosis) -> list[RenderableType]:

@@ -6,7 +6,14 @@ __all__ = ["BFCVT", "BFDOT", "DIRECTIONS", "FCVT_NARROW", "FCVT_WIDEN", "FLAGS",
 
 DIRECTIONS = ("nearest-even", "up", "down", "toward-zero")
 """Rounding directions, by their number in FPCR (Arm ARM, FPCR.RMode)."""
-FLAGS = {0x01: "invalid", 0x02: "divide_by_zero", 0x04: "overflow", 0x08: "underflow", 0x10: "inexact", 0x80: "denormal"}
+FLAGS = {
+    0x01: "invalid",
+    0x02: "divide_by_zero",
+    0x04: "overflow",
+    0x08: "underflow",
+    0x10: "inexact",
+    0x80: "denormal",
+}
 """Bits of FPSR."""
 
 
@@ -41,9 +48,7 @@ BFDOT = Instruction(
     features=("bf16",),
     operands=(32, 32, 32),
     result=32,
-    declarations=(
-        "declare <2 x float> @llvm.aarch64.neon.bfdot.v2f32.v4bf16(<2 x float>, <4 x bfloat>, <4 x bfloat>)"
-    ),
+    declarations=("declare <2 x float> @llvm.aarch64.neon.bfdot.v2f32.v4bf16(<2 x float>, <4 x bfloat>, <4 x bfloat>)"),
     body="".join(
         f"  %{v}.w = insertelement <2 x i32> zeroinitializer, i32 %{n}, i32 0\n"
         f"  %{v} = bitcast <2 x i32> %{v}.w to {kind}\n"

@@ -1,8 +1,8 @@
 """Machine code for single instructions of this computer, made by LLVM: what emulation is held against.
 
 This is the one place in the package whose results may depend on the processor. Numba's own compiler is not asked,
-because it targets what `NUMBA_CPU_NAME` says; LLVM is given the processor's own features instead. An instruction that the
-processor lacks kills the process, so callers look at `missing` first, and work in a process that may die.
+because it targets what `NUMBA_CPU_NAME` says; LLVM is given the processor's own features instead. An instruction that
+the processor lacks ends the process, so callers look at `missing` first, and work in a process that may end.
 
 Every instruction stands in a function of its own that is called through memory: otherwise LLVM would move it across the
 instructions that set and read the control register.
@@ -240,9 +240,13 @@ def control_word() -> int:
 
 
 def assembly(instruction: Instruction | Tile, triple: str, cpu: str) -> str:
-    """Return the machine code of an instruction's loop as text, for any processor that LLVM knows."""
+    """Return the machine code of an instruction's loop as text, for any processor that LLVM knows.
+
+    Inline assembly can be translated for this machine's own family alone: for another, LLVM ends the process.
+    """
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
     module = llvm.parse_assembly(_source(instruction))
     return str(llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=2).emit_assembly(module))
 

@@ -18,7 +18,14 @@ __all__ = [
 
 DIRECTIONS = ("nearest-even", "down", "up", "toward-zero")
 """Rounding directions, by their number in MXCSR and in immediate operands."""
-FLAGS = {0x01: "invalid", 0x02: "denormal", 0x04: "divide_by_zero", 0x08: "overflow", 0x10: "underflow", 0x20: "inexact"}
+FLAGS = {
+    0x01: "invalid",
+    0x02: "denormal",
+    0x04: "divide_by_zero",
+    0x08: "overflow",
+    0x10: "underflow",
+    0x20: "inexact",
+}
 """Bits of MXCSR."""
 
 
@@ -80,9 +87,7 @@ VDPBF16PS = Instruction(
     features=("avx512bf16", "avx512vl"),
     operands=(32, 32, 32),
     result=32,
-    declarations=(
-        "declare <4 x float> @llvm.x86.avx512bf16.dpbf16ps.128(<4 x float>, <8 x bfloat>, <8 x bfloat>)"
-    ),
+    declarations=("declare <4 x float> @llvm.x86.avx512bf16.dpbf16ps.128(<4 x float>, <8 x bfloat>, <8 x bfloat>)"),
     body=_in_lane("a", "x", "<8 x bfloat>")
     + _in_lane("b", "y", "<8 x bfloat>")
     + _in_lane("c", "s", "<4 x float>")

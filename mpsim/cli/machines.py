@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,9 +28,8 @@ def validate(
         bool, typer.Option("--exhaustive", help="With --host: convert all 2^32 float32 words; takes hours.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="With --host: seed of the random cases.")] = 0,
-    count: Annotated[
-        int, typer.Option(min=1, metavar="N", help="With --host: random cases of each setting.")
-    ] = 1 << 14,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="With --host: random cases of each setting.")] = 1
+    << 14,
     as_json: Json = False,
 ) -> None:
     """Compare the emulator bit for bit with recordings, or with this processor (--host)."""
@@ -49,9 +48,13 @@ def validate(
     else:
         from mpsim.hardware import read, replay
 
-        with mistakes():
-            for file in files or ():
-                results[str(file)] = replay(read(file), unit)
+        for file in files or ():
+            with mistakes():
+                recording = read(file)
+            try:
+                results[str(file)] = replay(recording, unit)
+            except (ValueError, TypeError) as error:
+                raise MistakeError(f"{file}: {error}") from error
     _report(results, as_json, seed if host else None)
 
 
@@ -77,7 +80,7 @@ def _report(results: dict[str, list[Outcome]], as_json: bool, seed: int | None) 
         for o in every:
             if o.first:
                 print(f"\nfirst difference of {o.row}:\n{o.first}")
-    if different or not compared:
+    if different or not compared or any(o.ended for o in every):
         raise typer.Exit(1)
 
 

@@ -1,7 +1,7 @@
 """Dot products that separate the parameters of matrix units: each is small enough to be worked out by hand.
 
-Every design is a row and a column, of a length that holds several blocks of any unit known. X is a product near 1, s one far
-below it.
+Every design is a row and a column, of a length that holds several blocks of any unit known. X is a large product, s one
+far below it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def _rounding() -> Iterator[_Terms]:
     for p in (8, 11, 14, 22, 24):
         for parts in ((-p,), (-p, -p - 1), (1 - p, -p), (-p - 1,), (-p - 1, -p - 2)):
             for sign in (1.0, -1.0):
-                yield {0: (sign, 1.0)} | {i + 1: (sign * 2.0 ** (e // 2), 2.0 ** (e - e // 2)) for i, e in enumerate(parts)}
+                yield {0: (sign, 1.0)} | {
+                    i + 1: (sign * 2.0 ** (e // 2), 2.0 ** (e - e // 2)) for i, e in enumerate(parts)
+                }
 
 
 def _normalisation() -> Iterator[_Terms]:
@@ -110,19 +112,18 @@ def _extremes(a: FloatFormat, b: FloatFormat) -> Iterator[_Terms]:
     yield {0: (a.max_finite, b.max_finite)}
     yield {0: (a.max_finite, b.max_finite), 1: (-a.max_finite, b.max_finite)}
     yield {0: (a.max_finite, b.max_finite), LENGTH - 1: (-a.max_finite, b.max_finite)}
-    yield {k: (a.max_finite, b.max_finite) for k in range(LENGTH)}
+    yield dict.fromkeys(range(LENGTH), (a.max_finite, b.max_finite))
     yield {0: (a.max_finite, 1.0), 1: (a.max_finite, 2.0**-10)}
-    lowest = max(-139, math.frexp(tiny)[1] + math.frexp(least)[1] - 2)
-    for e in range(max(lowest, -140), min(lowest + 24, -100)):
+    smallest = math.frexp(tiny)[1] + math.frexp(least)[1] - 2  # exponent of the smallest product
+    for e in range(max(smallest + 25, -140), max(smallest + 49, -116)):
         for gap in (22, 23, 24, 25):
-            if e - gap >= lowest:
-                yield {0: _power(e), 1: _negative(_power(e - gap))}
+            yield {0: _power(e), 1: _negative(_power(e - gap))}
 
 
 def _specials(a: FloatFormat, b: FloatFormat) -> Iterator[_Terms]:
     """Signed zeros; infinities and NaNs alone, with zeros, and against each other."""
     yield {0: (-0.0, 1.0)}
-    yield {k: (-0.0, 1.0) for k in range(LENGTH)}
+    yield dict.fromkeys(range(LENGTH), (-0.0, 1.0))
     yield {0: (1.0, 1.0), 1: (-1.0, 1.0)}
     inf, nan = math.inf, math.nan
     if a.inf_code is not None:

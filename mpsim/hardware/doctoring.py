@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numba
 
-from mpsim import __version__
+from mpsim._version import __version__
 from mpsim.hardware.host import GROUPS, processor, unavailable
 from mpsim_kernels._jit import cache_folder, source_digest
 from mpsim_kernels.host_code import control_word, host_features, host_machine
@@ -18,7 +18,7 @@ __all__ = ["Diagnosis", "diagnose"]
 
 _FORMAT_FEATURES = (
     "f16c", "fma", "avx2", "avx512f", "avx512vl", "avx512bf16", "avx512fp16", "avxneconvert", "avx10.2",
-    "amx-tile", "amx-bf16", "amx-fp16", "amx-fp8", "amx-tf32", "fp-armv8", "fullfp16", "bf16", "fp8", "sme",
+    "amx-tile", "amx-bf16", "amx-fp16", "amx-fp8", "amx-tf32", "fp-armv8", "fullfp16", "bf16", "fp8",
 )  # fmt: skip
 """Features of processors, in LLVM's words, that have to do with number formats."""
 _PACKAGES = ("numpy", "numba", "llvmlite", "ml_dtypes", "torch")

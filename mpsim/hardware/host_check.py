@@ -38,6 +38,7 @@ def validate_host(
     -------
     list of Outcome
         A group whose instruction is missing, or ends the process, counts as skipped, with the reason.
+        After a sudden end the groups that are left get another process.
 
     Raises
     ------
@@ -58,7 +59,8 @@ def validate_host(
                 if progress:
                     progress(GROUPS[running].title)
             elif "ended" in told:
-                outcomes.append(Outcome(row=GROUPS[running or waiting.pop(0)].title, skipped=told["ended"]))
+                name = running or waiting.pop(0)
+                outcomes.append(Outcome(row=GROUPS[name].title, skipped=told["ended"], ended=True))
             else:
                 outcomes.append(Outcome(**told["outcome"]))
     return outcomes

@@ -1,11 +1,12 @@
 """Recordings in the layouts of others.
 
-- The text files of the repository MATLAB-tensor-core (Khattak and Mikaitis): folders ``<GPU>/<format>/`` with ``a_*``, ``b_*``
-  (a dot product a line, float32 words in hexadecimal), ``c_*`` and ``d_*`` (float32 words in binary). The
+- The text files of the repository MATLAB-tensor-core (Khattak and Mikaitis): folders ``<GPU>/<format>/`` with ``a_*``
+  and ``b_*`` (a dot product a line, float32 words in hexadecimal), ``c_*`` and ``d_*`` (float32 words in binary). The
   folder ``model_validation``, the whole clone or one GPU's folder can be given.
 - The same numbers in one ``.npz``: arrays ``inputs/<name>/a`` and ``<GPU>/<format>/d_fp32``, and a list ``meta``.
-- Tiles as MMA-Sim gives them (arXiv 2511.10909): ``a``, ``b``, ``c``, ``d``, perhaps ``scale_a`` and ``scale_b``, and ``meta`` with
-  arch, family, instruction and formats. Where ``disputed`` marks a result, recordings decide for ``disputed_alt``.
+- Tiles as MMA-Sim gives them (arXiv 2511.10909): ``a``, ``b``, ``c``, ``d``, perhaps ``scale_a`` and ``scale_b``, and
+  ``meta`` with arch, family, instruction and formats. Where ``disputed`` marks a result, recordings decide for
+  ``disputed_alt``.
 - Instructions and GEMMs of mmaemu (0.1.0): groups ``<name>/a`` that ``meta`` lists, or pools with a list ``cases``.
 - Plain files of x86 instructions, known by their names: see `mpsim.hardware.importing_x86`.
 """
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,9 @@ def from_folder(path: Path) -> Recording:
     """Return what the text files of MATLAB-tensor-core below a folder hold."""
     sets = list(_texts(path))
     if not sets:
-        raise ValueError(f"{path}: no files a_<GPU>_<format>.txt, b_... and d_... below it; see mpsim.hardware.importing")
+        raise ValueError(
+            f"{path}: no files a_<GPU>_<format>.txt, b_... and d_... below it; see mpsim.hardware.importing"
+        )
     return Recording(device="text files", sets=tuple(sets), note=str(path))
 
 
@@ -90,8 +94,10 @@ def _toolbox(row: Mapping[str, Any], arrays: _Arrays) -> RecordedSet:
 
 def _texts(path: Path) -> Iterator[RecordedSet]:
     for file in sorted(path.rglob("d_*_fp*.txt")):
-        _, gpu, out = file.stem.split("_")
-        inputs = file.parent.name
+        named = re.fullmatch(r"d_([^_]+)_(fp16|fp32)", file.stem)
+        if named is None:
+            continue
+        (gpu, out), inputs = named.groups(), file.parent.name
         sides = {side: file.parent / f"{side}_{gpu}_{inputs}.txt" for side in "ab"}
         if inputs.lower() not in _FORMATS or not all(side.exists() for side in sides.values()):
             continue
@@ -110,7 +116,9 @@ def _texts(path: Path) -> Iterator[RecordedSet]:
 def _words(file: Path, base: int) -> NDArray[np.uint32]:
     """Return float32 words of a text, a row a line."""
     try:
-        rows = [[int(word, base) for word in line.split()] for line in file.read_text("ascii").splitlines() if line.strip()]
+        rows = [
+            [int(word, base) for word in line.split()] for line in file.read_text("ascii").splitlines() if line.strip()
+        ]
         return np.array(rows, np.uint32)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{file}: rows of float32 words in base {base} are needed ({error})") from error
@@ -133,7 +141,7 @@ def _tiles(name: str, meta: Mapping[str, Any], arrays: _Arrays) -> RecordedSet:
         parts["d"] = parts["d"].copy()
         parts["d"][marked] = arrays["disputed_alt"]
     architecture = str(meta["arch"]).lower().replace(" ", "")
-    facts = {
+    facts: dict[str, Any] = {
         "unit": _ARCHITECTURES.get(architecture, architecture),
         "inputs": [_FORMATS[meta["a_format"]], _FORMATS[meta["b_format"]]],
         "out": _FORMATS[meta["d_format"]],
@@ -141,7 +149,8 @@ def _tiles(name: str, meta: Mapping[str, Any], arrays: _Arrays) -> RecordedSet:
         "nan": "bits" if meta.get("nan_bits_exact", True) else "any",
     }
     if meta.get("scale_format"):
-        facts |= {"scale_format": _FORMATS[meta["scale_format"]], "scale_block": int(meta["block_size"])}
+        facts["scale_format"] = _FORMATS[meta["scale_format"]]
+        facts["scale_block"] = int(meta["block_size"])
     return RecordedSet(name=name, kind="instruction", arrays=parts, facts=facts)
 
 

@@ -7,8 +7,8 @@
 ``vcvtneps2bf16.npz``
     ``x`` uint32 [n], ``z`` uint16 [n].
 ``x86_f32.npz``
-    ``a``, ``b``, ``c`` [n]; for addss, subss, mulss, divss, sqrtss and fmass ``<name>_z`` and ``<name>_mxcsr`` [4, 4, n] by
-    rounding, and DAZ plus twice FTZ.
+    ``a``, ``b``, ``c`` [n]; for addss, subss, mulss, divss, sqrtss and fmass ``<name>_z`` and ``<name>_mxcsr``
+    [4, 4, n] by rounding, and DAZ plus twice FTZ.
 ``vdpbf16ps.npz``
     Pairs ``a``, ``b`` uint16 [n, 2], ``c`` and ``z`` (or ``d``) uint32 [n].
 ``vdpbf16ps_gemm.npz``, ``torch_cpu_mm.npz``

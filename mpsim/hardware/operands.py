@@ -1,4 +1,4 @@
-"""Operands that find faults: ordinary numbers, any bits, special values, and results near underflow, overflow and zero."""
+"""Operands that find faults: ordinary numbers, any bits, special values; results near underflow, overflow and zero."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def dot_operands(
     """Return a [T, M, K], b [T, K, N] of a format, and fp32 accumulators c [T, M, N].
 
     Tiles take turns: ordinary numbers with an accumulator of the sum's size; any bits; special values among ordinary
-    ones; products around the smallest normal number of fp32; products around the largest; accumulators that nearly cancel.
+    ones; products around the smallest normal number of fp32; products around the largest; accumulators that nearly
+    cancel.
     """
     t, m, k, n = shape
     a, c = _ordinary(rng, inputs, t * m * k, 1)[0].reshape(t, m, k), np.empty((t, m, n), np.uint32)

@@ -1,7 +1,8 @@
 """Single matrix instructions of NVIDIA cards, recorded through the driver's own assembler.
 
-The instruction stands in a small kernel in PTX, which the driver translates, so no CUDA compiler is needed. One warp makes one
-product. The host lays operands out in the registers of the 32 lanes (PTX ISA, "Matrix Fragments for mma.m16n8k16" and kin).
+The instruction stands in a small kernel in PTX, which the driver translates, so no CUDA compiler is needed. One warp
+makes one product. The host lays operands out in the registers of the 32 lanes (PTX ISA, "Matrix Fragments for
+mma.m16n8k16" and kin).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ INSTRUCTIONS = (
 
 
 def ptx(mma: Mma) -> str:
-    """Return a kernel ``product(a, b, c, d)`` that each warp executes once, on its own part of the registers' arrays."""
+    """Return a kernel ``product(a, b, c, d)`` that each warp executes once, on its part of the arrays of registers."""
     names = {"a": 4, "b": 2, "c": 4, "d": 4}
     registers = {x: [f"%{x}{i}" for i in range(n)] for x, n in names.items()}
     lists = {x: "{" + ", ".join(names) + "}" for x, names in registers.items()}

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import __version__, units
+from mpsim import units
+from mpsim._version import __version__
 from mpsim.encoding import encode
 from mpsim.formats import get_format
 from mpsim.hardware import recording_mma
@@ -219,8 +220,8 @@ def _operands(fmt: str, seed: int) -> list[tuple[str, _Codes, _Codes]]:
     wide = [encode(np.ldexp(rng.standard_normal(e.shape), e), f) for e in exponents]
     sparse = [np.zeros((1, _TILE, _TILE), f.code_dtype) for _ in range(2)]
     for x in sparse:
-        chosen = rng.random(x.shape) < 0.06
-        x[chosen] = rng.integers(0, 1 << f.bits, int(chosen.sum()), np.uint64).astype(f.code_dtype)
+        chosen = np.flatnonzero(rng.random(x.size) < 0.06)
+        x.reshape(-1)[chosen] = rng.integers(0, 1 << f.bits, chosen.size, np.int64).astype(f.code_dtype)
     drawn = (("designs", (rows, columns)), ("normal", normal), ("wide", wide), ("any bits, sparse", sparse))
     return [(name, _words(x, fmt), _words(np.swapaxes(y, 1, 2), fmt)) for name, (x, y) in drawn]
 

@@ -10,8 +10,8 @@ A recording is one ``.npz`` file that says itself what is in it. Its array ``met
      "sets": [{"name": "fp16/tiles", "kind": "instruction", "unit": "h100", "inputs": "fp16", "out": "fp32",
                "arrays": {"a": "fp16/a", "b": "fp16/b", "d": "fp16/tiles/d"}}, ...]}
 
-Each set is of one kind, and ``arrays`` says which array of the file is what; sets may share arrays. Numbers are codes: bit
-patterns in unsigned integers of the format's width, tf32 in words of 32 bits.
+Each set is of one kind, and ``arrays`` says which array of the file is what; sets may share arrays. Numbers are codes:
+bit patterns in unsigned integers of the format's width, tf32 in words of 32 bits.
 
 ===========  ============================================================  ==========================================
 kind         arrays                                                        facts
@@ -24,10 +24,10 @@ conversion   x [n], z [n], perhaps flags uint8 [n]                         sourc
 arithmetic   a [n], perhaps b, c; z [n], perhaps flags uint8 [n]           operation, format, options
 ===========  ============================================================  ==========================================
 
-``unit`` and ``instruction`` are names of `mpsim.units`, or null where nobody knows them; ``inputs`` is one format or two. The
-options of conversions and arithmetic are those of `mpsim.arithmetic`. ``flags`` are bits of `mpsim.Flags`, and 32 for
-x86's "denormal operand" where the fact ``denormal`` is true. The fact ``nan`` is ``"bits"``, or ``"any"``
-where any NaN may stand for any other.
+``unit`` and ``instruction`` are names of `mpsim.units`, or null where nobody knows them; ``inputs`` is one format or
+two. The options of conversions and arithmetic are those of `mpsim.arithmetic`. ``flags`` are bits of `mpsim.Flags`, and
+32 for x86's "denormal operand" where the fact ``denormal`` is true; none are expected where ``silent`` is. The fact
+``nan`` is ``"bits"``, or ``"any"`` where any NaN may stand for any other.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "RecordedSet", "Recording", "read", "write"]
 
 _VERSION = 1
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class RecordedSet:
             raise ValueError(f"{self.name}: a set of kind {self.kind} without {', '.join(lacking)}")
         if unknown := self.arrays.keys() - {*kind.arrays, *kind.optional}:
             raise ValueError(f"{self.name}: {', '.join(sorted(unknown))}: a set of kind {self.kind} has no such array")
+        if not isinstance(self.facts.get("options", {}), dict):
+            raise ValueError(f"{self.name}: options is {self.facts['options']!r}; names with values are needed")
         for name, array in self.arrays.items():
             self._check_dtype(name, array)
         self._check_shapes()
@@ -197,13 +200,13 @@ def read(path: str | os.PathLike[str]) -> Recording:
 
     if where.is_dir():
         return importing.from_folder(where)
-    arrays = read_arrays(where)
+    arrays = read_arrays(where, _MOST_BYTES)
     try:
         meta = _meta(arrays)
         if "mpsim_recording" in meta:
             return _recording(meta, arrays)
         return importing.from_arrays(where, meta, arrays)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{where}: {reason}") from error
 

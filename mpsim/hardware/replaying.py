@@ -38,6 +38,8 @@ class Outcome:
     different: int = 0
     skipped: str = ""
     """Why nothing was compared."""
+    ended: bool = False
+    """Whether it is because the process that executed instructions came to a sudden end."""
     first: str = ""
     """The first difference: codes, values, and the emulator's steps."""
 
@@ -69,7 +71,7 @@ def by_row(outcomes: Iterable[Outcome]) -> list[Outcome]:
     rows: dict[tuple[str, str], Outcome] = {}
     for o in outcomes:
         key = o.row, o.skipped
-        before = rows.get(key, Outcome(row=o.row, skipped=o.skipped))
+        before = rows.get(key, Outcome(row=o.row, skipped=o.skipped, ended=o.ended))
         rows[key] = dataclasses.replace(
             before,
             results=before.results + o.results,
@@ -97,6 +99,8 @@ def replay_set(part: RecordedSet, unit: str | MatrixUnit | None = None) -> Outco
     if "flags" in part.arrays:
         if part.facts.get("denormal"):
             flags = flags | _denormal(operands, sources, flags, part.facts.get("options", {}))
+        if part.facts.get("silent"):
+            flags = np.zeros_like(flags)
         different |= flags != part.arrays["flags"]
     first = ""
     if different.any():
@@ -111,16 +115,15 @@ def replay_set(part: RecordedSet, unit: str | MatrixUnit | None = None) -> Outco
 def _operation(part: RecordedSet, operands: list[_Codes]) -> tuple[_Codes, NDArray[np.uint8]]:
     """Return codes and flags of a conversion or of arithmetic."""
     options: dict[str, Any] = {**part.facts.get("options", {}), "codes": True, "return_flags": True}
+    result: tuple[_Codes, NDArray[np.uint8]]
     if part.kind == "conversion":
-        pair: tuple[Any, Any] = arithmetic.convert(
-            operands[0], part.facts["source"], part.facts["target"], **options
-        )
-        return pair
+        result = arithmetic.convert(operands[0], part.facts["source"], part.facts["target"], **options)
+        return result
     name = part.facts["operation"]
     if name not in ("add", "sub", "mul", "div", "sqrt", "fma"):
         raise ValueError(f"{part.name}: operation is {name!r}; it must be add, sub, mul, div, sqrt or fma")
-    pair = getattr(arithmetic, name)(*operands, part.facts["format"], **options)
-    return pair
+    result = getattr(arithmetic, name)(*operands, part.facts["format"], **options)
+    return result
 
 
 def _denormal(
@@ -132,7 +135,7 @@ def _denormal(
     nan = np.any([kind == NumberClass.NAN for kind in kinds], axis=0)
     earlier = flags & (arithmetic.Flags.INVALID | arithmetic.Flags.DIVIDE_BY_ZERO) != 0
     seen = subnormal & ~nan & ~earlier & (not options.get("subnormal_inputs_as_zero", False))
-    return seen.astype(np.uint8) * np.uint8(DENORMAL)
+    return np.asarray(seen, np.uint8) * np.uint8(DENORMAL)
 
 
 def _product(part: RecordedSet, unit: str | MatrixUnit | None) -> Outcome:
