@@ -37,7 +37,11 @@ def gemm(flip: int = 0) -> Recording:
 
 
 def conversion(z: int, flags: int, **facts: Any) -> Recording:
-    parts = {"x": np.array([0x387FF002], np.uint32), "z": np.array([z], np.uint16), "flags": np.array([flags], np.uint8)}
+    parts = {
+        "x": np.array([0x387FF002], np.uint32),
+        "z": np.array([z], np.uint16),
+        "flags": np.array([flags], np.uint8),
+    }
     told = {"source": "fp32", "target": "fp16", **facts}
     return Recording(device="d", sets=(RecordedSet(name="cvt", kind="conversion", arrays=parts, facts=told),))
 
@@ -124,5 +128,3 @@ def test_outcomes_of_one_row_are_added() -> None:
     outcomes = [Outcome(row="r", results=2, different=1, first="f"), Outcome(row="s", skipped="no")]
     outcomes += [Outcome(row="r", results=3, different=1, first="g")]
     assert by_row(outcomes) == [Outcome(row="r", results=5, different=2, first="f"), Outcome(row="s", skipped="no")]
-
-
