@@ -53,7 +53,7 @@ def test_every_result_is_the_stored_one(part: str) -> None:
 
 
 def test_every_part_is_stored() -> None:
-    assert {name.split(":")[0] for name in STORED} == {*digest.PARTS, "small"}
+    assert {name.split(":")[0] for name in STORED} == {*digest.PARTS, *digest.EXTRACTS}
 
 
 @compiled
@@ -61,8 +61,8 @@ def test_every_part_is_stored() -> None:
 def test_the_control_register_changes_nothing(word: int) -> None:
     parts = {name: digest.PARTS[name] for name in KERNELS if name != "formats"}
     with fpu.mxcsr(fpu.DEFAULT | word):
-        found, _ = digest.digests({**parts, "small": digest.small})
-    assert found == stored(*parts, "small")
+        found, _ = digest.digests(parts)
+    assert found == stored(*parts)
 
 
 @pytest.mark.exhaustive
@@ -76,13 +76,12 @@ def test_the_control_register_changes_no_format(word: int) -> None:
 @compiled
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_the_number_of_threads_changes_nothing(threads: str) -> None:
-    parts = "small", "stochastic", "schedules"
-    for part in parts:
-        assert process(part, NUMBA_NUM_THREADS=threads)["digests"] == stored(part)
+    parts = "stochastic", "schedules", "operations"
+    assert process(*parts, NUMBA_NUM_THREADS=threads)["digests"] == stored(*parts)
 
 
 def test_plain_python_gives_the_same() -> None:
-    assert process("small", NUMBA_DISABLE_JIT="1")["digests"] == stored("small")
+    assert process("small", "tiny", NUMBA_DISABLE_JIT="1")["digests"] == stored("small", "tiny")
 
 
 OTHER_CODE = {"generic": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}, "without AVX-512": {}}
@@ -95,18 +94,18 @@ def test_machine_code_for_other_processors_gives_the_same(kind: str) -> None:
         "NUMBA_CPU_NAME": llvm.get_host_cpu_name(),
         "NUMBA_CPU_FEATURES": without_avx512(),
     }
-    assert process(**environment)["digests"] == {k: v for k, v in STORED.items() if not k.startswith("small")}
+    assert process(**environment)["digests"] == STORED
 
 
 @compiled
-def test_machine_code_for_any_processor_gives_the_same_in_small() -> None:
-    assert process("small", **OTHER_CODE["generic"])["digests"] == stored("small")
+def test_machine_code_for_any_processor_converts_the_same() -> None:
+    assert process("tiny", **OTHER_CODE["generic"])["digests"] == stored("tiny")
 
 
 def test_a_changed_bit_changes_the_digest() -> None:
     def changed() -> Any:
-        for i, (name, array) in enumerate(digest.small()):
-            yield name, array ^ array.dtype.type(1) if i == 0 else array
+        for name, array in digest.tiny():
+            yield name, array ^ array.dtype.type(1) if name == "encode" else array
 
-    found, _ = digest.digests({"small": changed})
-    assert {name for name in found if found[name] != STORED[name]} == {"small: encode"}
+    found, _ = digest.digests({"tiny": changed})
+    assert {name for name in found if found[name] != STORED[name]} == {"tiny: encode"}
