@@ -7,6 +7,7 @@ from elsewhere. Of a group whose instruction is missing `unavailable` says so; e
 from __future__ import annotations
 
 import ctypes
+import datetime
 import itertools
 import platform
 import sys
@@ -82,7 +83,10 @@ def record_host(plan: Plan | None = None) -> Recording:
     if not sets:
         raise ValueError("this processor has no instruction that mpsim knows: " + unavailable(GROUPS["vcvtps2ph"]))
     software = {"system": platform.platform(), "numpy": np.__version__, "python": platform.python_version()}
-    return Recording(device=processor(), sets=tuple(sets), software=software, note=f"seed {chosen.seed}")
+    today = datetime.date.today().isoformat()
+    return Recording(
+        device=processor(), sets=tuple(sets), software=software, recorded=today, note=f"seed {chosen.seed}"
+    )
 
 
 def processor() -> str:

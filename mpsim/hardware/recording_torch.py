@@ -93,7 +93,8 @@ def record_torch(
             if progress:
                 progress(way.label)
             try:
-                sets += _recorded(torch, way, fmt, device, _unit_of(name), seed)
+                # No unit multiplies fp32: a library does that on ordinary cores, in an order of its own.
+                sets += _recorded(torch, way, fmt, device, None if fmt == "fp32" else _unit_of(name), seed)
             except (RuntimeError, TypeError, AttributeError) as error:
                 refused.append(f"{way.label}: {str(error).strip().splitlines()[0][:200]}")
     if device != "cpu" and torch.version.hip is None:

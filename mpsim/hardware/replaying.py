@@ -181,7 +181,8 @@ def _gemm(part: RecordedSet, row: MatrixUnit) -> _Codes:
     a, b = (_values(arrays[name], fmt) for name, fmt in zip("ab", part.inputs, strict=True))
     c = None if "c" not in arrays else _values(arrays["c"], row.out)
     factors: dict[str, Any] = {name: x for name, x in arrays.items() if name.startswith("scale")}
-    d = matmul(a, b, c, row, rounded=True, result=result.name, **part.facts.get("options", {}), **factors)
+    exact = "tf32" not in part.inputs  # whose words may have low bits, which the unit ignores
+    d = matmul(a, b, c, row, rounded=exact, result=result.name, **part.facts.get("options", {}), **factors)
     codes = d.view(result.code_dtype) if result.name in ("fp32", "fp64") else encode(d, result, nan="canonical")
     if row.family in _NVIDIA:
         codes[np.isnan(d)] = result.last_code

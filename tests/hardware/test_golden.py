@@ -1,5 +1,6 @@
 """What a real processor answered, replayed."""
 
+import dataclasses
 from pathlib import Path
 
 import numba
@@ -23,6 +24,17 @@ def test_a_recorded_zen3_is_replayed_bit_for_bit() -> None:
             "vcvtph2ps": 3336,
             **dict.fromkeys(("addss", "subss", "mulss", "divss", "sqrtss", "vfmadd231ss"), 3200),
         }
+
+
+def test_another_rounding_would_differ() -> None:
+    """The recording tells settings apart: rounded down instead of up, every instruction has other results."""
+    recording = read(GOLDEN / "x86_amd_zen3.npz")
+    for part in recording.sets:
+        options = part.facts["options"]
+        if options.get("rounding") == "up":
+            wrong = {**part.facts, "options": {**options, "rounding": "down"}}
+            changed = Recording(device="d", sets=(dataclasses.replace(part, facts=wrong),))
+            assert replay(changed)[0].different > 0, part.name
 
 
 def test_every_golden_file_says_where_it_comes_from() -> None:

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
@@ -19,6 +20,8 @@ from mpsim.matmul import matmul_codes
 
 Array = np.ndarray[Any, Any]
 
+compiled = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="plain Python takes minutes")
+
 
 def dots(unit: Any, a: Array, b: Array) -> Array:
     return matmul_codes(a[:, None, :], b[:, :, None], unit=unit)[:, 0, 0]
@@ -27,6 +30,7 @@ def dots(unit: Any, a: Array, b: Array) -> Array:
 # Inputs that separate parameters.
 
 
+@compiled
 @pytest.mark.parametrize("inputs", ["fp16", "bf16"])
 def test_designs_tell_the_generations_apart(inputs: str) -> None:
     fmt = get_format(inputs)
@@ -38,6 +42,7 @@ def test_designs_tell_the_generations_apart(inputs: str) -> None:
             assert (results[one] != results[other]).sum() > 3, (one, other)
 
 
+@compiled
 @pytest.mark.parametrize(
     "change",
     [
@@ -57,6 +62,7 @@ def test_designs_see_every_parameter(change: dict[str, Any]) -> None:
     assert (dots(unit, a, b) != dots(dataclasses.replace(unit, **change), a, b)).any()
 
 
+@compiled
 def test_designs_see_the_alignment_floor_of_bf16() -> None:
     unit, fmt = units.get("a100", "bf16"), get_format("bf16")
     a, b = designs(fmt, fmt)
