@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from . import checkpoint as checkpoint
     from . import datasets as datasets
     from . import experiments as experiments
+    from . import hardware as hardware
     from . import memory as memory
     from . import nn as nn
     from . import optim as optim
@@ -96,6 +97,7 @@ _MODULES = (
     "checkpoint",
     "datasets",
     "experiments",
+    "hardware",
     "memory",
     "nn",
     "optim",

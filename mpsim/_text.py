@@ -22,18 +22,21 @@ if TYPE_CHECKING:
     from mpsim.experiments import Claim
     from mpsim.experiments import Table as StudyTable
     from mpsim.formats import FloatFormat
+    from mpsim.hardware import Diagnosis, Outcome
     from mpsim.inspect import Inspection
     from mpsim.matmul import Explanation
     from mpsim.units import MatrixUnit
 
 __all__ = [
     "claims_table",
+    "diagnosis_lines",
     "explanation_dict",
     "format_dict",
     "format_panel",
     "formats_table",
     "inspection_panel",
     "inspections_table",
+    "outcomes_table",
     "print_json",
     "show",
     "table",
@@ -463,6 +466,40 @@ def claims_table(claims: Sequence[Claim]) -> RenderableType:
         for c in claims
     ]
     return Group(Text("What the literature reports, and what was seen", "bold"), table(columns, rows))
+
+
+# Machines.
+
+
+def outcomes_table(where: str, outcomes: Sequence[Outcome]) -> RenderableType:
+    """Return what came of each row of a recording, or of a processor."""
+    columns = ("row", "results", "differ", "")
+    rows = [
+        (
+            o.row,
+            f"{o.results:,}" if o.results else "",
+            "" if o.skipped else Text(f"{o.different:,}", "bold red" if o.different else "bold green"),
+            f"skipped: {o.skipped}" if o.skipped else "",
+        )
+        for o in outcomes
+    ]
+    return Group(Text(where, "bold"), table(columns, rows, numeric=columns[1:3]), Text())
+
+
+def diagnosis_lines(d: Diagnosis) -> list[RenderableType]:
+    """Return facts about a computer, and which checks it can make."""
+    facts = [
+        ("processor", d.processor),
+        ("features", " ".join(d.features) or "none that has to do with formats"),
+        *((name, version) for name, version in d.versions.items()),
+        ("kernel cache", d.cache),
+        ("threads", str(d.threads)),
+        ("floating point", d.floating_point),
+        *d.variables.items(),
+    ]
+    checks = [(title, Text("not here: " + why) if why else Text("can be checked", "green"))
+              for title, why in d.validations.items()]  # fmt: skip
+    return [_facts(facts), Text(), Text("mpsim validate --host", "bold"), _facts(checks)]
 
 
 # Pieces.

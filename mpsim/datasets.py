@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import lzma
-import math
 import zipfile
-import zlib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.lib import format as npy
+
+from mpsim._npz import BROKEN, read_array
 
 if TYPE_CHECKING:
     import os
@@ -23,20 +21,7 @@ __all__ = ["Dataset", "Split", "digits", "load_npz"]
 
 Split: TypeAlias = Literal["train", "test", "all"]
 
-_MAX_BYTES = 4 << 30
-"""Largest array that is read; a file may claim any size."""
 _MAX_CLASSES = 1 << 16
-_BROKEN = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    NotImplementedError,
-    OSError,
-    RuntimeError,
-    ValueError,
-)
-"""What reading a damaged or foreign archive raises."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -129,7 +114,7 @@ def load_npz(path: str | os.PathLike[str], split: Split = "train") -> Dataset:
                 )
             with zipfile.ZipFile(file) as archive:
                 x, y = _read_pairs(archive, chosen)
-        except _BROKEN as error:
+        except BROKEN as error:
             raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
     return Dataset(x=x, y=y, name=where.stem, split=chosen, licence="unknown", source=str(where))
 
@@ -182,7 +167,7 @@ def _read_pairs(archive: zipfile.ZipFile, split: Split) -> tuple[NDArray[np.floa
 
 def _pair(archive: zipfile.ZipFile, x_name: str, y_name: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return checked inputs, as integers from 0 or finite float32, [n, features], and labels [n]."""
-    x, y = _read_array(archive, x_name), _read_array(archive, y_name)
+    x, y = read_array(archive, x_name), read_array(archive, y_name)
     if x.ndim < 2 or not x.size:
         raise ValueError(f"{x_name} has shape {x.shape}; [n, features] or [n, height, width] is needed, and not empty")
     if x.dtype.kind not in "biuf":
@@ -202,31 +187,3 @@ def _pair(archive: zipfile.ZipFile, x_name: str, y_name: str) -> tuple[NDArray[A
     elif x.min() < 0:
         raise ValueError(f"{x_name} has negative integers; pixels from 0 up, or floats, are needed")
     return x, y.reshape(-1).astype(np.int64)
-
-
-def _read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    """Return one array, after checking its header against what the archive holds."""
-    info = archive.getinfo(f"{name}.npy")
-    with archive.open(info) as file:
-        shape, column_major, dtype = _read_header(file, name)
-        if dtype.hasobject:
-            raise ValueError(f"{name} holds pickled Python objects, which are never loaded; save numbers instead")
-        size = math.prod(shape) * dtype.itemsize
-        if size > _MAX_BYTES:
-            raise ValueError(f"{name} claims {size:,} bytes; at most {_MAX_BYTES:,} are read")
-        if size != info.file_size - file.tell():
-            raise ValueError(f"{name} claims shape {shape}, which is not what the file holds; it is damaged")
-        data = file.read()
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
-
-
-def _read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order and dtype of an ``.npy`` file, and leave the file at its data."""
-    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    try:
-        version = npy.read_magic(file)
-        if version in readers:
-            return readers[version](file)
-    except Exception as error:  # the parser of a header that is no header raises anything
-        raise ValueError(f"the header of {name} is damaged: {error}") from error
-    raise ValueError(f"{name} has .npy version {version}; 1.0 or 2.0 are read")

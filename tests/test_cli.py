@@ -43,11 +43,13 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     call = Call(capsys, *arguments)
     assert call.code == 0
-    for command in ("formats", "units", "inspect", "bench", "reproduce"):
+    for command in ("formats", "units", "inspect", "bench", "reproduce", "validate", "record", "doctor"):
         assert re.search(rf"\b{command} ", call.out)
 
 
-@pytest.mark.parametrize("command", ["formats", "units", "inspect", "bench", "bench matmul", "reproduce"])
+@pytest.mark.parametrize(
+    "command", ["formats", "units", "inspect", "bench", "bench matmul", "reproduce", "validate", "record", "doctor"]
+)
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     call = Call(capsys, *command.split(), "--help")
     assert call.code == 0

@@ -1,0 +1,244 @@
+"""Matrix products of torch on a CPU or GPU, recorded with inputs that separate the parameters of matrix units."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import functools
+import itertools
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim import units
+from mpsim._version import __version__
+from mpsim.encoding import encode
+from mpsim.formats import get_format
+from mpsim.hardware import recording_mma
+from mpsim.hardware.designs import designs
+from mpsim.hardware.host import processor
+from mpsim.hardware.recordings import RecordedSet, Recording
+
+__all__ = ["INPUTS", "record_torch"]
+
+_Codes = NDArray[Any]
+
+INPUTS = {
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32", "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2", "e4m3fnuz": "float8_e4m3fnuz", "e5m2fnuz": "float8_e5m2fnuz",
+}  # fmt: skip
+"""torch's names of the formats of inputs."""
+_FP8 = ("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")
+_RESULTS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_TILE = 64
+"""Rows and columns of a product of designs."""
+_LONG = 512
+"""K of random products, which a library may cut."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way of torch to multiply matrices."""
+
+    label: str
+    options: dict[str, Any]
+    """Of `mpsim.matmul`."""
+    multiply: Callable[[Any, Any], Any]
+    result: str
+
+
+def record_torch(
+    device: str = "cuda",
+    inputs: Sequence[str] = ("fp16", "bf16", "tf32", "e4m3"),
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Recording, list[str]]:
+    """Record torch's products: `torch.mm`, and for FP8 `torch._scaled_mm` with fast and slow accumulation.
+
+    Parameters
+    ----------
+    device : "cpu", "cuda" or "cuda:1" ...
+    inputs : names of formats
+        Keys of `INPUTS`.
+    seed : int
+        Of the random products.
+    progress : callable, optional
+        Called with what is recorded next.
+
+    Returns
+    -------
+    recording : Recording
+        Its sets know the unit where `mpsim.units` knows the card by name. On NVIDIA cards there are single
+        instructions too.
+    refused : list of str
+        What torch would not compute, and why.
+
+    Raises
+    ------
+    ValueError
+        torch is not installed, has no such device, or nothing could be recorded.
+    """
+    if unknown := [name for name in inputs if name not in INPUTS]:
+        raise ValueError(f"inputs has {', '.join(unknown)}; there are {', '.join(INPUTS)}")
+    torch = _torch(device)
+    name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
+    sets: list[RecordedSet] = []
+    refused: list[str] = []
+    for fmt in inputs:
+        for way in _ways(torch, fmt, device):
+            if progress:
+                progress(way.label)
+            try:
+                # No unit multiplies fp32: a library does that on ordinary cores, in an order of its own.
+                sets += _recorded(torch, way, fmt, device, None if fmt == "fp32" else _unit_of(name), seed)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                refused.append(f"{way.label}: {str(error).strip().splitlines()[0][:200]}")
+    if device != "cpu" and torch.version.hip is None:
+        try:
+            sets += recording_mma.sets(torch, device, inputs, _unit_of(name), seed)
+        except (OSError, RuntimeError) as error:
+            refused.append(f"single instructions: {error}")
+    if not sets:
+        raise ValueError(f"nothing could be recorded: {'; '.join(refused)}")
+    return (
+        Recording(
+            device=name,
+            sets=tuple(sets),
+            software=_software(torch, device),
+            recorded=datetime.date.today().isoformat(),
+            note=f"seed {seed}; designs of mpsim.hardware.designs and random products",
+        ),
+        refused,
+    )
+
+
+def _torch(device: str) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ValueError(f"torch is not installed ({error}): pip install torch") from error
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:1' and so on")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, but torch {torch.__version__} sees no GPU here; 'cpu' would work")
+    return torch
+
+
+def _software(torch: Any, device: str) -> dict[str, str]:
+    """Return versions of everything that has a say in the bits."""
+    found = {"mpsim": __version__, "python": platform.python_version(), "system": platform.platform()}
+    found |= {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
+    if device == "cpu":
+        return found | {"oneDNN and BLAS": " ".join(torch.__config__.show().split())[:600]}
+    properties = torch.cuda.get_device_properties(device)
+    found |= {"CUDA": str(torch.version.cuda), "HIP": str(torch.version.hip)}
+    found["compute capability"] = f"{properties.major}.{properties.minor}"
+    try:
+        version = ctypes.c_int()
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+        found["driver"] = str(version.value)
+    except OSError:
+        found["driver"] = "unknown"
+    return found
+
+
+def _unit_of(card: str) -> str | None:
+    """Return the name that `mpsim.units` has for a card, if it has one."""
+    words = card.lower().replace("-", " ").replace("_", " ").split()
+    joined = "".join(words)
+    found = [name for name in units.devices() if name.replace("-", "") in (*words, joined) or _within(name, joined)]
+    return max(found, key=len, default=None)
+
+
+def _within(name: str, joined: str) -> bool:
+    plain = name.replace("-", "")
+    return len(plain) > 3 and any(char.isdigit() for char in plain) and plain in joined
+
+
+def _ways(torch: Any, fmt: str, device: str) -> Iterator[_Way]:
+    """Yield what torch can do with inputs of a format."""
+    if fmt in _FP8:
+        for speed, result in itertools.product(("fast", "slow"), _RESULTS):
+            multiply = functools.partial(_scaled, torch, speed == "fast", _RESULTS[result])
+            yield _Way(f"_scaled_mm {fmt} {speed} {result}", {"schedule": f"fp8-{speed}"}, multiply, result)
+    elif fmt in ("tf32", "fp32"):
+        yield _Way(f"mm {fmt} fp32", {}, functools.partial(_float32, torch, fmt == "tf32", device), "fp32")
+    else:
+        yield _Way(f"mm {fmt} {fmt}", {}, torch.mm, fmt)
+        yield _Way(f"mm {fmt} fp32", {}, functools.partial(torch.mm, out_dtype=torch.float32), "fp32")
+
+
+def _scaled(torch: Any, fast: bool, result: str, a: Any, b: Any) -> Any:
+    """Return a product of FP8 matrices with scales of 1; the right operand must lie column by column."""
+    one = torch.ones((), device=a.device)
+    columns, out = b.t().contiguous().t(), getattr(torch, result)
+    return torch._scaled_mm(a, columns, scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast)
+
+
+def _float32(torch: Any, tf32: bool, device: str, a: Any, b: Any) -> Any:
+    if tf32 and device == "cpu":
+        raise NotImplementedError("torch has no TF32 on CPUs")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        return torch.mm(a, b)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _recorded(torch: Any, way: _Way, fmt: str, device: str, unit: str | None, seed: int) -> list[RecordedSet]:
+    """Return products of the designs and of random operands."""
+    sets = []
+    for name, a, b in _operands(fmt, seed):
+        d = np.stack([_product(torch, way, x, y, fmt, device) for x, y in zip(a, b, strict=True)])
+        facts = {
+            "unit": unit,
+            "inputs": fmt,
+            "out": "fp32",
+            "result": way.result,
+            "options": way.options,
+            "function": way.label,
+            "nan": "any" if device == "cpu" else "bits",
+        }
+        sets.append(RecordedSet(name=f"{way.label}/{name}", kind="gemm", arrays={"a": a, "b": b, "d": d}, facts=facts))
+    return sets
+
+
+@functools.cache
+def _operands(fmt: str, seed: int) -> list[tuple[str, _Codes, _Codes]]:
+    """Return named operands [T, M, K] and [T, K, N], the same arrays whenever asked."""
+    f = get_format(fmt)
+    left, right = designs(f, f)
+    tiles = -(-len(left) // _TILE)
+    rows, columns = (np.resize(x, (tiles, _TILE, x.shape[1])) for x in (left, right))
+    rng = np.random.default_rng(seed)
+    normal = [encode(rng.standard_normal((1, _TILE, _LONG)), f) for _ in range(2)]
+    exponents = [rng.integers(-12, 13, (1, _TILE, _TILE)) for _ in range(2)]
+    wide = [encode(np.ldexp(rng.standard_normal(e.shape), e), f) for e in exponents]
+    sparse = [np.zeros((1, _TILE, _TILE), f.code_dtype) for _ in range(2)]
+    for x in sparse:
+        chosen = np.flatnonzero(rng.random(x.size) < 0.06)
+        x.reshape(-1)[chosen] = rng.integers(0, 1 << f.bits, chosen.size, np.int64).astype(f.code_dtype)
+    drawn = (("designs", (rows, columns)), ("normal", normal), ("wide", wide), ("any bits, sparse", sparse))
+    return [(name, _words(x, fmt), _words(np.swapaxes(y, 1, 2), fmt)) for name, (x, y) in drawn]
+
+
+def _words(codes: _Codes, fmt: str) -> _Codes:
+    """Return codes as matrix instructions take them: tf32 in the high bits of words."""
+    codes = np.ascontiguousarray(codes)
+    return codes << 13 if fmt == "tf32" else codes
+
+
+def _product(torch: Any, way: _Way, a: _Codes, b: _Codes, fmt: str, device: str) -> _Codes:
+    """Return the codes of one product."""
+    signed = {1: np.uint8, 2: np.int16, 4: np.int32}
+    dtype = getattr(torch, INPUTS[fmt])
+    left, right = (torch.from_numpy(x.view(signed[x.itemsize])).view(dtype).to(device) for x in (a, b))
+    d = way.multiply(left, right).cpu().contiguous()
+    word = {2: torch.int16, 4: torch.int32}[d.element_size()]
+    codes: _Codes = d.view(word).numpy()
+    return codes.view(f"u{d.element_size()}")
