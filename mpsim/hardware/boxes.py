@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +14,11 @@ from mpsim.encoding import encode
 from mpsim.formats import FP64, FloatFormat, get_format
 from mpsim.matmul._families import fused_numbers, unit_product
 from mpsim.matmul._operands import Operands, values
+from mpsim.matmul._steps import Dot, steps_of
 from mpsim.units import Family, MatrixUnit
 from mpsim_kernels.fused_dot import general_gemm
 
-__all__ = ["Answers", "Box", "Design", "Setting", "emulated", "same_answers"]
+__all__ = ["Answers", "Box", "Design", "Setting", "by_hand", "emulated", "same_answers"]
 
 Answers = NDArray[Any]
 """Results as float32, or float64 where the result is fp64."""
@@ -59,7 +60,7 @@ class Design(NamedTuple):
         if len(self.products) > 4:
             terms.append(f"{len(self.products) - 4} more products")
         terms += [f"scale_a[{block}] = {_short(x)}" for block, x in self.scales]
-        return "; ".join([*terms, *([f"c = {_short(self.c)}"] if self.c or not terms else [])])
+        return "; ".join([*terms, *([f"c = {_short(self.c)}"] if self.c or np.signbit(self.c) or not terms else [])])
 
 
 def _short(x: float) -> str:
@@ -79,7 +80,7 @@ class _Arrays(NamedTuple):
     scale_b: NDArray[Any] | None
 
 
-def _written(designs: Sequence[Design], setting: Setting) -> _Arrays:
+def _written(designs: Sequence[Design], places: Sequence[int], setting: Setting) -> _Arrays:
     """Return designs as the rows of ``a``, the columns of ``b`` and the diagonal of ``c``."""
     m, n, k = setting.shape
     a, b = np.zeros((m, k), setting.dtype), np.zeros((k, n), setting.dtype)
@@ -88,7 +89,7 @@ def _written(designs: Sequence[Design], setting: Setting) -> _Arrays:
     if setting.scale is not None:
         blocks = -(-k // setting.scale_block)
         scale_a, scale_b = np.ones((m, blocks), np.float32), np.ones((blocks, n), np.float32)
-    for i, design in enumerate(designs):
+    for i, design in zip(places, designs, strict=False):
         for at, x, y in design.products:
             a[i, at], b[at, i] = x, y
         c[i, i] = design.c
@@ -99,14 +100,15 @@ def _written(designs: Sequence[Design], setting: Setting) -> _Arrays:
 
 
 def _on_diagonals(
-    designs: Sequence[Design], setting: Setting, product: Callable[[_Arrays], NDArray[Any]]
+    designs: Sequence[Design],
+    setting: Setting,
+    product: Callable[[_Arrays], NDArray[Any]],
+    places: Sequence[int] | None = None,
 ) -> NDArray[Any]:
-    """Return the answers of a product of matrices to designs, as many at once as its diagonal is long."""
-    step = min(setting.shape[:2])
-    parts = [
-        product(_written(designs[start : start + step], setting)).diagonal()[: len(designs[start : start + step])]
-        for start in range(0, len(designs), step)
-    ]
+    """Return the answers of a product of matrices to designs, each at a place of its diagonal, many at once."""
+    places = range(min(setting.shape[:2])) if places is None else places
+    chunks = (designs[start : start + len(places)] for start in range(0, len(designs), len(places)))
+    parts = [product(_written(chunk, places, setting)).diagonal()[list(places[: len(chunk)])] for chunk in chunks]
     return np.concatenate([np.empty(0, setting.dtype), *parts]).astype(setting.dtype, copy=False)
 
 
@@ -116,6 +118,8 @@ class Box:
 
     function: MatmulFunction
     setting: Setting
+    places: tuple[int, ...] | None = None
+    """Places of the diagonal to ask at; all unless given."""
 
     @property
     def takes_c(self) -> bool:
@@ -133,7 +137,19 @@ class Box:
         ValueError
             The function returned another shape.
         """
-        return _on_diagonals(designs, self.setting, self._product)
+        return _on_diagonals(designs, self.setting, self._product, self.places)
+
+    def alike(self, designs: Sequence[Design]) -> Box:
+        """Return the box for the most places of the diagonal that give the same answers to each of some designs.
+
+        Libraries treat the edges of a matrix by other code, which may sum in another order.
+        """
+        places = range(min(self.setting.shape[:2]))
+        answers = np.stack([self.ask([design] * len(places)) for design in designs], axis=1)
+        bits = answers.view(np.uint64 if answers.dtype == np.float64 else np.uint32)
+        _, kind, count = np.unique(bits, axis=0, return_inverse=True, return_counts=True)
+        chosen = np.flatnonzero(kind.reshape(-1) == np.argmax(count))
+        return replace(self, places=tuple(chosen.tolist()))
 
     def _product(self, x: _Arrays) -> NDArray[Any]:
         scales = {} if x.scale_a is None else {"scale_a": x.scale_a, "scale_b": x.scale_b}
@@ -159,6 +175,16 @@ def emulated(unit: MatrixUnit, designs: Sequence[Design], setting: Setting) -> A
         return d if out == setting.out else values(d, setting.out)
 
     return _on_diagonals(designs, setting, product)
+
+
+def by_hand(unit: MatrixUnit, design: Design, setting: Setting) -> Answers:
+    """Return what a unit without scales answers to one design, in exact fractions and without a kernel; shape (1,)."""
+    a, b = [0.0] * setting.k, [0.0] * setting.k
+    for k, x, y in design.products:
+        a[k], b[k] = x, y
+    result = steps_of(Dot(a, b, design.c), unit)[-1].result
+    d = np.array([result], setting.dtype)
+    return d if unit.out == setting.out.name else values(d, setting.out)
 
 
 def _fused_diagonal(x: Operands, unit: MatrixUnit) -> NDArray[Any]:

@@ -19,6 +19,7 @@ from mpsim.hardware.boxes import Design, Setting
 from mpsim.rounding import round_to
 
 __all__ = [
+    "HIDING",
     "Range",
     "cancellations",
     "conversions",
@@ -31,6 +32,10 @@ __all__ = [
     "subnormals",
     "zeros",
 ]
+
+
+HIDING = 34
+"""Bits between two products that let one hide a thousand of the other from any sum of 24 bits."""
 
 
 class Range(NamedTuple):
@@ -52,17 +57,22 @@ class Range(NamedTuple):
 
     @property
     def large(self) -> int:
-        """Exponent of a product that hides others, two bits below the result's largest."""
-        return min(self.highest, self.out.emax - 2)
+        """Exponent of a product that hides others."""
+        return min(self.highest, self.out.emax)
 
     @property
     def small(self) -> int:
-        """Exponent of a product that is hidden, and is normal alone."""
-        return max(self.lowest, self.out.emin, self.large - 60)
+        """Exponent of a product that is hidden: of normal operands, unless that is too near to hide many of them."""
+        if self.large - self.lowest >= HIDING:
+            return max(self.lowest, self.out.emin, self.large - 60)
+        return max(self.lowest - self.a.m - self.b.m, self.out.emin - self.out.m)
 
     def power(self, e: int, factor: float = 1.0) -> tuple[float, float]:
-        """Return two operands, both normal, whose product is ``factor * 2**e``; the factor is the left one's."""
-        left = min(max(e // 2, self.a.emin, e - _top(self.b)), _top(self.a), e - self.b.emin)
+        """Return operands, normal where they can be, whose product is ``factor * 2**e``; the factor is the left one's."""
+        normal = e >= self.lowest
+        least_a = self.a.emin - (0 if normal else self.a.m)
+        least_b = self.b.emin - (0 if normal else self.b.m)
+        left = min(max(e // 2, least_a, e - _top(self.b)), _top(self.a), e - least_b)
         return math.ldexp(factor, left), math.ldexp(1.0, e - left)
 
 
@@ -167,20 +177,16 @@ def smallest_bits(setting: Setting, block: Sequence[int]) -> list[Design]:
         for e in range(quantum - 2, max(lowest, quantum - 40) - 1, -1):
             if quantum - 1 < lowest or quantum + 3 > r.highest:
                 break
-            large, small = _any_power(r, quantum - 1, halves), _any_power(r, e, 1)
-            designs.append(Design(((block[0], *large), (block[1], -small[0], small[1]))))
+            x, y = r.power(e)
+            designs.append(Design(((block[0], *_tiny_product(r, quantum - 1, halves)), (block[1], -x, y))))
     return designs
 
 
-def _any_power(r: Range, e: int, factor: int) -> tuple[float, float]:
-    """Return operands, subnormal ones too, whose product is ``factor * 2**e``."""
-    right = max(r.b.emin - r.b.m, min(e - r.a.emin, _top(r.b)))
-    right = min(right, _top(r.b))
-    left = e - right
-    if left < r.a.emin - r.a.m:
-        left = r.a.emin - r.a.m
-        right = e - left
-    return math.ldexp(float(factor), left), math.ldexp(1.0, right)
+def _tiny_product(r: Range, e: int, factor: int) -> tuple[float, float]:
+    """Return operands whose product is ``factor * 2**e``, by whole exponents where the left one is subnormal."""
+    shift = 1 if factor % 3 else 0
+    whole = 0 if factor == 3 else factor.bit_length() - shift
+    return r.power(e + whole, factor / 2.0**whole)
 
 
 def lone_accumulators(setting: Setting) -> list[Design]:

@@ -65,7 +65,6 @@ class Finding:
                     "input": str(other.design),
                     "row_gives": other.expected,
                     "box_gives": other.got,
-                    "differing": other.differing,
                 }
                 for other in self.others
             ],

@@ -85,6 +85,9 @@ def hypotheses(setting: Setting, structure: Structure, m: Measures) -> Iterator[
 
 def _families(setting: Setting, structure: Structure) -> Iterator[tuple[Family, tuple[int, ...]]]:
     """Yield families with the block lengths that fit a structure."""
+    if FP64 in setting[:3]:
+        yield Family.FMA_CHAIN, (1,)
+        return
     if setting.scale is not None:
         length = len(structure.block)
         yield Family.SCALED, (length,) if length > 1 else (setting.scale_block,)
@@ -99,12 +102,17 @@ def _families(setting: Setting, structure: Structure) -> Iterator[tuple[Family, 
         yield Family.FMA_CHAIN, (1,)
         yield Family.ROUNDED, (0,)
         yield Family.FUSED, (len(structure.block),) if len(structure.block) > 1 else _LENGTHS
+    if structure.hidden == predicted(Family.FMA_CHAIN, 1, setting.k):
+        yield Family.FMA_CHAIN, (1,)
+        yield Family.ROUNDED, (0,)
+    if structure.exact_inside:
+        yield Family.FUSED, (len(structure.block),)
     for family in _HIDDEN:
         fixed = {Family.AMX: (2,), Family.VDPBF16PS: (2,), Family.BFDOT_EXTENDED: (2,), Family.EXACT: (0,)}
         tried = fixed.get(family, tuple(range(1, min(setting.k, 64) + 1)))
         fitting = tuple(n for n in tried if predicted(family, n, setting.k) == structure.hidden)
         if fitting:
-            yield family, fitting[:1] if fitting[0] < setting.k else fitting[:1]
+            yield family, fitting[:1]
     yield Family.ROUNDED, (0,)
 
 
@@ -177,8 +185,6 @@ def _floored(unit: MatrixUnit, m: Measures) -> Iterator[MatrixUnit]:
 
 
 def _rounded(unit: MatrixUnit, m: Measures) -> Iterator[MatrixUnit]:
-    if FP64 in (*unit.inputs, get_format(unit.out)):
-        return
     for order, rounding in itertools.product(
         Order, ("nearest-even", "toward-zero", "nearest-away", "to-odd", "up", "down")
     ):

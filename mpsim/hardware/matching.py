@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpsim.formats import get_format
-from mpsim.hardware.boxes import Answers, Design, Setting, emulated, same_answers
-from mpsim.units import UNITS, Family, MatrixUnit
+from mpsim.hardware.boxes import Answers, Design, Setting, by_hand, emulated, same_answers
+from mpsim.units import UNITS, Family, MatrixUnit, ZeroTerms
 
 __all__ = ["Witness", "arithmetic_of", "candidates", "first_fit", "witness"]
 
 _SCREENED = 96
 """Questions that a hypothesis is tried on before all others."""
+_BY_HAND = 60
+"""Questions that a row is tried on without its kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +30,42 @@ class Witness:
     """What the unit gives."""
     got: float
     """What the box gave."""
-    differing: int
-    """Answers that differ, of all."""
 
     def __str__(self) -> str:
         return f"{self.unit}: {self.design} gives {self.got:.9g}, that unit {self.expected:.9g}"
 
 
+_FUSED_NUMBERS = {"block_length", "fraction_bits", "result_precision", "rounding", "zero_terms"}
+_FLOORED_NUMBERS = {"block_length", "fraction_bits", "sum_bits", "accumulator_bits", "accumulator_reach", "zero_terms"}
+_NUMBERS: dict[Family, set[str]] = {
+    Family.FUSED: _FUSED_NUMBERS,
+    Family.INTERLEAVED: _FUSED_NUMBERS,
+    Family.SCALED: _FUSED_NUMBERS | {"scale", "scale_block"},
+    Family.GROUPED: _FUSED_NUMBERS - {"zero_terms"} | {"scale", "scale_block", "group_length"},
+    Family.FLOORED: _FLOORED_NUMBERS,
+    Family.FLOORED_HALVES: _FLOORED_NUMBERS,
+    Family.EXACT_BLOCKS: {"block_length"},
+    Family.FLUSHED_PAIRS: {"block_length"},
+    Family.AMX: {"k", "order", "subnormal_inputs"},
+    Family.ROUNDED: {"block_length", "order", "rounding"},
+}
+"""Numbers that each family uses, beside the formats."""
+
+
 def arithmetic_of(unit: MatrixUnit) -> MatrixUnit:
-    """Return a unit without what changes no bit: names, evidence, and numbers that its family does not use."""
-    fused = unit.family in (Family.FUSED, Family.SCALED, Family.GROUPED, Family.INTERLEAVED)
-    return dataclasses.replace(
-        unit,
-        architecture="",
-        devices=(),
-        instruction="",
-        accumulators=(),
-        k=unit.k if unit.family is Family.AMX else 0,
-        integer_bits=0,
-        alignment_floor=unit.floor if fused else None,
-        evidence="",
-        source="",
-    )
+    """Return a unit without what changes no bit: names, evidence, and numbers that its family does not use.
+
+    Examples
+    --------
+    >>> from mpsim.units import get
+    >>> arithmetic_of(get("a100")) == arithmetic_of(get("rtx-4090")), arithmetic_of(get("a100")) == arithmetic_of(get("h100"))
+    (True, False)
+    """
+    used = _NUMBERS.get(unit.family, set())
+    plain = MatrixUnit(family=Family.EXACT, architecture="", instruction="", a=unit.a, b=unit.b, out=unit.out)
+    floor = unit.floor if "result_precision" in used and unit.zero_terms is ZeroTerms.DROP else None
+    numbers = {name: getattr(unit, name) for name in used}
+    return dataclasses.replace(plain, family=unit.family, alignment_floor=floor, **numbers)
 
 
 def candidates(setting: Setting) -> tuple[MatrixUnit, ...]:
@@ -79,10 +95,17 @@ def first_fit(
 
 
 def witness(unit: MatrixUnit, designs: Sequence[Design], answers: Answers, setting: Setting) -> Witness | None:
-    """Return the shortest question on which a unit differs from the answers; None where it gives all of them."""
-    own = emulated(unit, designs, setting)
-    different = np.flatnonzero(~same_answers(own, answers))
-    if not different.size:
-        return None
-    i = min(different.tolist(), key=lambda i: (len(designs[i].products), i))
-    return Witness(unit, designs[i], float(own[i]), float(answers[i]), different.size)
+    """Return a short question on which a unit differs from the answers; None where it gives all of them.
+
+    A few of the shortest are worked out in exact fractions first, so that most units need no compiled kernel.
+    """
+    shortest = sorted(range(len(designs)), key=lambda i: (len(designs[i].products), i))
+    if unit.family is not Family.FUSED and not setting.scale:
+        for i in shortest[:: max(len(designs) * setting.k // (64 * _BY_HAND), 1)]:
+            own = by_hand(unit, designs[i], setting)
+            if not same_answers(own, answers[i : i + 1])[0]:
+                return Witness(unit, designs[i], float(own[0]), float(answers[i]))
+    given = emulated(unit, designs, setting)
+    same = same_answers(given, answers)
+    first = next((i for i in shortest if not same[i]), None)
+    return None if first is None else Witness(unit, designs[first], float(given[first]), float(answers[first]))

@@ -38,7 +38,7 @@ class Measures:
     def ask(self, box: Box, questions: Sequence[Design]) -> Answers:
         """Return a box's answers, and keep them with the questions."""
         if not box.takes_c:
-            questions = [design for design in questions if not design.c]
+            questions = [design for design in questions if design.c == 0 and not np.signbit(design.c)]
         answers = box.ask(questions)
         self.asked.extend(questions)
         self.answers.append(answers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from mpsim.formats import FormatLike, get_format
@@ -17,6 +19,7 @@ from mpsim.units import InputsLike, MatrixUnit
 __all__ = ["probe"]
 
 _RANDOM = 384
+_ANSWERS = {None: "not seen", True: "yes", False: "no"}
 
 
 def probe(
@@ -81,10 +84,18 @@ def probe(
     if (scales is None) != (scale_block == 0):
         raise ValueError(f"probe: scale is {scale!r}, scale_block = {scale_block}; it needs both or neither")
     box = Box(matmul_function, Setting(a, b, get_format(out), shape, scales, scale_block))
+    box = box.alike(_telling(box.setting))
     structure = find_structure(box)
     measures = measure(box, structure)
     _ask_more(box, structure, measures, seed)
     return _found(box, structure, measures)
+
+
+def _telling(setting: Setting) -> list[Design]:
+    """Return a few designs whose answers depend on the order of summation, to find places that are treated alike."""
+    k = setting.k
+    js = sorted({1, 2, 3, k // 4, k // 2 - 1, k // 2, k - 1} - {0})
+    return [*designs.cancellations(setting, 0, js), *designs.random_dots(setting, 12, seed=1)[::3]]
 
 
 def _ask_more(box: Box, structure: Structure, m: Measures, seed: int) -> None:
@@ -123,19 +134,22 @@ def _compared(
         if found is None:
             rows.append(row)
         else:
-            others.append(Witness(row, found.design, found.expected, found.got, found.differing))
+            others.append(dataclasses.replace(found, unit=row))
     return rows, others
 
 
 def _facts(box: Box, structure: Structure, m: Measures) -> tuple[Fact, ...]:
     """Return what was measured in words."""
+    places = box.places or ()
+    alike = len(places) == min(box.setting.shape[:2])
     said = {
+        "places": "all give the same" if alike else f"{len(places)} of {min(box.setting.shape[:2])} treated alike",
         "order": _order(box, structure),
         "summed at once": _block(structure),
         "accumulator": _accumulator(structure),
-        "fraction bits of products": _bits(m.fraction_bits, structure),
-        "fraction bits of c": _bits(m.accumulator_bits, structure) if box.takes_c else "not given",
-        "products normalised": {None: "not seen", True: "yes", False: "no"}[m.normalises],
+        "fraction bits of products": _bits(m.fraction_bits, len(structure.block) > 2),
+        "fraction bits of c": _bits(m.accumulator_bits, len(structure.block) > 1) if box.takes_c else "not given",
+        "products normalised": _ANSWERS[m.normalises if len(structure.block) > 2 else None],
         "conversion": m.rounding or "not seen",
         "smallest bit": "none is lost" if m.finest is None else f"2^{m.finest}",
         **{f"subnormal {name}": text for name, text in m.subnormals.items()},
@@ -173,5 +187,7 @@ def _accumulator(structure: Structure) -> str:
     return "last" if not any(hidden) else f"after {hidden.index(True) + 1} products"
 
 
-def _bits(bits: int | None, structure: Structure) -> str:
+def _bits(bits: int | None, joined: bool) -> str:
+    if not joined:
+        return "no terms are aligned"
     return "all that were tried" if bits is None else str(bits)

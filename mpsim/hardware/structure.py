@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from mpsim.hardware.boxes import Box
-from mpsim.hardware.designs import Range, cancellations, pairs_on_a_large_accumulator
+from mpsim.hardware.designs import HIDING, Range, cancellations, pairs_on_a_large_accumulator
 
 __all__ = ["Structure", "Tree", "find_structure", "summation_tree", "tree_text"]
 
@@ -27,25 +27,35 @@ class Structure:
     """For each j whether such a pair hides the accumulator; empty where none can be given."""
     paired: tuple[bool, ...]
     """For each k whether its product and that of k = 0 reach a large accumulator as one sum."""
+    reach: int
+    """Bits between the large and the small products."""
 
     @property
     def narrow(self) -> bool:
-        """Whether nothing is ever hidden, as where all sums are exact or the formats have too little range."""
-        return all(count == 2 for count in self.hidden[1:])
+        """Whether nothing is ever hidden, or some in part, for all sums are exact or the formats have no range."""
+        return all(count == 2 for count in self.hidden[1:]) or (None in self.hidden and self.reach < HIDING)
 
     @property
     def distorted(self) -> bool:
         """Whether a hidden term leaves a trace, as with rounding to odd or away from zero."""
-        return None in self.hidden[1:]
+        return None in self.hidden[1:] and not self.narrow
+
+    @property
+    def exact_inside(self) -> bool:
+        """Whether blocks hide nothing that is inside them, for their sums are exact or the formats have no range."""
+        return not self.narrow and self.hidden.count(2) > 1
 
     @property
     def block(self) -> tuple[int, ...]:
         """Places that are summed at once with k = 0, in increasing order."""
         if self.narrow or self.distorted:
             return tuple(k for k, joined in enumerate(self.paired) if joined) or (0,)
-        least = min(count for count in self.hidden[1:] if count is not None)
-        same = tuple(k for k, count in enumerate(self.hidden) if k == 0 or count == least)
-        return same if len(same) == least else (0,)
+        counts = [count for count in self.hidden[1:] if count is not None]
+        least = min(counts)
+        same = (0, *(k for k, count in enumerate(self.hidden) if k and count == least))
+        if self.exact_inside:
+            return same
+        return same if len(same) == least and all(count % least == 0 for count in counts) else (0,)
 
 
 def find_structure(box: Box) -> Structure:
@@ -57,10 +67,10 @@ def find_structure(box: Box) -> Structure:
     kept = box.ask(cancellations(setting, 0, others)) / unit
     hidden = (1, *(int(setting.k - x) if x == np.rint(x) and 0 <= x <= setting.k - 2 else None for x in kept.tolist()))
     if not box.takes_c:
-        return Structure(hidden, (), ())
+        return Structure(hidden, (), (), r.large - r.small)
     lost = (box.ask(cancellations(setting, 0, others, accumulator=True)) != unit).tolist()
     pairs = box.ask(pairs_on_a_large_accumulator(setting))
-    return Structure(hidden, (False, *lost), (True, *(pairs[1:] != pairs[0]).tolist()))
+    return Structure(hidden, (False, *lost), (True, *(pairs[1:] != pairs[0]).tolist()), r.large - r.small)
 
 
 def summation_tree(box: Box) -> Tree | None:
