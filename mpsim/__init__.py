@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from . import checkpoint as checkpoint
     from . import datasets as datasets
     from . import experiments as experiments
+    from . import hardware as hardware
     from . import memory as memory
     from . import nn as nn
     from . import optim as optim
@@ -95,6 +96,7 @@ _MODULES = (
     "checkpoint",
     "datasets",
     "experiments",
+    "hardware",
     "memory",
     "nn",
     "optim",

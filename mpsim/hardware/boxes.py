@@ -200,4 +200,5 @@ def _fused_diagonal(x: Operands, unit: MatrixUnit) -> NDArray[Any]:
 def same_answers(x: Answers, y: Answers) -> NDArray[np.bool_]:
     """Return where answers agree bit for bit; every NaN is like any other."""
     words = np.uint64 if x.dtype == np.float64 else np.uint32
-    return (x.view(words) == y.view(words)) | (np.isnan(x) & np.isnan(y))
+    same: NDArray[np.bool_] = (x.view(words) == y.view(words)) | (np.isnan(x) & np.isnan(y))
+    return same

@@ -68,7 +68,7 @@ class Range(NamedTuple):
         return max(self.lowest - self.a.m - self.b.m, self.out.emin - self.out.m)
 
     def power(self, e: int, factor: float = 1.0) -> tuple[float, float]:
-        """Return operands, normal where they can be, whose product is ``factor * 2**e``; the factor is the left one's."""
+        """Return operands, normal if they can be, whose product is ``factor * 2**e``; the factor is the left one's."""
         normal = e >= self.lowest
         least_a = self.a.emin - (0 if normal else self.a.m)
         least_b = self.b.emin - (0 if normal else self.b.m)
@@ -81,15 +81,19 @@ def _top(fmt: FloatFormat) -> int:
     return math.frexp(float(fmt.max_finite))[1] - 1
 
 
-def cancellations(setting: Setting, i: int, js: Sequence[int], accumulator: bool = False) -> list[Design]:
+def cancellations(
+    setting: Setting, i: int, js: Sequence[int], accumulator: bool = False, places: Sequence[int] | None = None
+) -> list[Design]:
     """Return a large product at ``i``, the same with a minus at each of ``js``, and small ones at every other place.
 
     Small products that meet the large one before it is cancelled are lost, so their number tells how many summands lie
-    under the node of the summation tree that joins i and j (FPRev). With ``accumulator`` the one small term is ``c``.
+    under the node of the summation tree that joins i and j (FPRev). With ``accumulator`` the one small term is ``c``;
+    with ``places`` small products stand there alone.
     """
     r = Range(*setting[:3])
     x, y = r.power(r.large)
-    small = () if accumulator else tuple((k, *r.power(r.small)) for k in range(setting.k))
+    ks = range(setting.k) if places is None else places
+    small = () if accumulator else tuple((k, *r.power(r.small)) for k in ks)
     c = math.ldexp(1.0, r.small) if accumulator else 0.0
     return [Design((*(p for p in small if p[0] not in (i, j)), (i, x, y), (j, -x, y)), c) for j in js]
 
@@ -150,9 +154,7 @@ def conversions(setting: Setting, places: Sequence[int], use_c: bool) -> list[De
                         designs.append(Design(terms, sign * (math.ldexp(1.5, top) + odd)))
                     elif not odd and r.a.m >= 1 and len(places) > 6:
                         x, y = r.power(top, 1.5)
-                        designs.append(
-                            Design(((places[0], sign * x, y), *terms, (places[-1], -sign * x, y)))
-                        )
+                        designs.append(Design(((places[0], sign * x, y), *terms, (places[-1], -sign * x, y))))
     return designs
 
 
@@ -247,7 +249,9 @@ def zeros(setting: Setting) -> dict[str, Design]:
         "all terms -0": Design(every, -0.0),
         "1 - 1": Design(((0, x, y), (1, -x, y))),
         "-1 + 1 and c = -0": Design(((0, -x, y), (1, x, y)), -0.0),
-        "0 times the largest": Design(((0, 0.0, largest[1]), (1, largest[0], 0.0)), 3.0 * float(setting.out.min_subnormal)),
+        "0 times the largest": Design(
+            ((0, 0.0, largest[1]), (1, largest[0], 0.0)), 3.0 * float(setting.out.min_subnormal)
+        ),
     }
 
 
@@ -277,7 +281,7 @@ def special_values(setting: Setting) -> dict[str, Design]:
 
 
 def random_dots(setting: Setting, count: int, seed: int = 0) -> list[Design]:
-    """Return random dot products, with exponents close together or far apart, few products or all, with and without c."""
+    """Return random dot products: exponents close together or far apart, few products or all, with c and without."""
     rng = np.random.default_rng(seed)
     k, r = setting.k, Range(*setting[:3])
     designs = []
@@ -291,13 +295,19 @@ def random_dots(setting: Setting, count: int, seed: int = 0) -> list[Design]:
         scales: tuple[tuple[int, float], ...] = ()
         if setting.scale is not None:
             blocks = -(-k // setting.scale_block)
-            exponents = rng.integers(-3, 4, blocks) * (1 if i % 2 else 3) if setting.scale.m == 0 else rng.integers(-3, 4, blocks)
+            exponents = (
+                rng.integers(-3, 4, blocks) * (1 if i % 2 else 3)
+                if setting.scale.m == 0
+                else rng.integers(-3, 4, blocks)
+            )
             scales = tuple((block, float(2.0**e)) for block, e in enumerate(exponents.tolist()))
         designs.append(Design(terms, c if math.isfinite(c) else 0.0, scales))
     return designs
 
 
-def _random_values(rng: np.random.Generator, fmt: FloatFormat, k: int, spread: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _random_values(
+    rng: np.random.Generator, fmt: FloatFormat, k: int, spread: int
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     exponents = rng.integers(-spread, spread + 1, k)
     x = np.ldexp(rng.standard_normal(k), exponents) * min(1.0, 2.0 ** (_top(fmt) - 3))
     largest = float(fmt.max_finite)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from mpsim.hardware.matching import Witness
-from mpsim.units import MatrixUnit
+from mpsim.units import Family, MatrixUnit
 
 __all__ = ["Fact", "Finding"]
 
@@ -51,8 +52,6 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding in types that JSON has."""
-        import dataclasses
-
         return {
             "asked": self.asked,
             "facts": {fact.name: fact.value for fact in self.facts},
@@ -72,28 +71,46 @@ class Finding:
 
     def __str__(self) -> str:
         width = max(len(fact.name) for fact in self.facts)
-        lines = [f"{fact.name.ljust(width)}  {fact.value}" for fact in self.facts]
         verdict = "none of the known kinds" if self.unit is None else _described(self.unit)
         rounded = f", rounded to {self.rounded_to} at the end" if self.rounded_to and self.unit else ""
-        lines += ["", f"{'unit'.ljust(width)}  {verdict}{rounded}"]
-        lines += [f"{'answers'.ljust(width)}  {self.asked} dot products" + ("" if self.unit is None else ", all as this unit gives them")]
-        lines += ["", "rows that cannot be told from it" if self.rows else "no row of the catalogue gives these answers"]
+        agreed = "" if self.unit is None else ", all as this unit gives them"
+        told = [
+            *self.facts,
+            Fact("unit", f"{verdict}{rounded}"),
+            Fact("answers", f"{self.asked} dot products{agreed}"),
+        ]
+        lines = [f"{fact.name.ljust(width)}  {fact.value}" for fact in told]
+        lines += ["", "rows that cannot be told from it" if self.rows else "no row of the catalogue gives all answers"]
         lines += [f"  {row}" for row in self.rows]
         if self.others:
             lines += ["", "rows that differ, and where"]
-            lines += [f"  {other}" for other in self.others]
+            for question, rows in self.told_apart().items():
+                lines += [f"  {row}" for row in rows]
+                lines += [f"      by {question}"]
         return "\n".join(lines)
+
+    def told_apart(self) -> dict[str, list[MatrixUnit]]:
+        """Return the rows that differ, by the question and the two answers to it."""
+        grouped: dict[str, list[MatrixUnit]] = {}
+        for other in self.others:
+            question = f"{other.design}: {other.got:.9g}, not {other.expected:.9g}"
+            grouped.setdefault(question, []).append(other.unit)
+        return grouped
 
 
 def _described(unit: MatrixUnit) -> str:
-    """Return the numbers of a unit that its family uses."""
-    numbers = {
-        "blocks of": unit.block_length,
-        "fraction bits": unit.fraction_bits if unit.family.value in _CUTTING else 0,
-        "precision": unit.result_precision if unit.family.value in _CUTTING else 0,
-    }
-    listed = ", ".join(f"{name} {number}" for name, number in numbers.items() if number)
-    return f"{unit.family.value}" + (f" ({listed}, {unit.rounding})" if listed else f" ({unit.rounding}, {unit.order})")
+    """Return the family of a unit, and the numbers that it uses."""
+    family = str(unit.family.value)
+    if unit.family in _CUTTING:
+        return (
+            f"{family}: blocks of {unit.block_length}, {unit.fraction_bits} fraction bits, "
+            f"{unit.result_precision} bits of the sum, {unit.rounding}"
+        )
+    if unit.family is Family.ROUNDED:
+        return f"{family}: {unit.order}, {unit.rounding}"
+    return f"{family}: blocks of {unit.block_length}" if unit.block_length > 1 else family
 
 
-_CUTTING = ("fused", "scaled", "grouped", "interleaved", "floored", "floored-halves")
+_CUTTING = (
+    Family.FUSED, Family.SCALED, Family.GROUPED, Family.INTERLEAVED, Family.FLOORED, Family.FLOORED_HALVES,
+)  # fmt: skip

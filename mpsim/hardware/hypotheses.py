@@ -131,7 +131,9 @@ def _base(setting: Setting, out: str, family: Family, length: int) -> MatrixUnit
         block_length=length,
         fraction_bits=24,
         result_precision=fmt.p,
-        rounding="toward-zero" if fmt == FP32 and family in (Family.FUSED, Family.SCALED, Family.GROUPED) else "nearest-even",
+        rounding="toward-zero"
+        if fmt == FP32 and family in (Family.FUSED, Family.SCALED, Family.GROUPED)
+        else "nearest-even",
         scale=setting.scale.name if setting.scale else "",
         scale_block=setting.scale_block,
         group_length=16 if family is Family.GROUPED else 0,
@@ -145,7 +147,7 @@ def _fused(unit: MatrixUnit, m: Measures) -> Iterator[MatrixUnit]:
     fmt = get_format(unit.out)
     numbers = itertools.product(
         dict.fromkeys(bits),
-        _precisions(fmt.p),
+        _precisions(fmt.p, unit.family),
         ("toward-zero", "nearest-even"),
         (None,) if m.finest is None else (m.finest, None),
         ZeroTerms,
@@ -165,10 +167,10 @@ def _fused(unit: MatrixUnit, m: Measures) -> Iterator[MatrixUnit]:
             )
 
 
-def _precisions(p: int) -> tuple[int, ...]:
-    """Return precisions of a block's result within a format, common ones first."""
-    common = [n for n in (p, 14) if n <= p]
-    return tuple(dict.fromkeys([*common, *range(p, 0, -1)]))
+def _precisions(p: int, family: Family) -> tuple[int, ...]:
+    """Return precisions of a block's result within a format, those of real units first."""
+    real = [n for n in (p, 14) if n <= p]
+    return tuple(dict.fromkeys([*real, *range(p, 0, -1)] if family is Family.FUSED else real))
 
 
 def _floored(unit: MatrixUnit, m: Measures) -> Iterator[MatrixUnit]:

@@ -31,9 +31,6 @@ class Witness:
     got: float
     """What the box gave."""
 
-    def __str__(self) -> str:
-        return f"{self.unit}: {self.design} gives {self.got:.9g}, that unit {self.expected:.9g}"
-
 
 _FUSED_NUMBERS = {"block_length", "fraction_bits", "result_precision", "rounding", "zero_terms"}
 _FLOORED_NUMBERS = {"block_length", "fraction_bits", "sum_bits", "accumulator_bits", "accumulator_reach", "zero_terms"}
@@ -58,7 +55,8 @@ def arithmetic_of(unit: MatrixUnit) -> MatrixUnit:
     Examples
     --------
     >>> from mpsim.units import get
-    >>> arithmetic_of(get("a100")) == arithmetic_of(get("rtx-4090")), arithmetic_of(get("a100")) == arithmetic_of(get("h100"))
+    >>> a100, rtx_4090, h100 = map(arithmetic_of, map(get, ("a100", "rtx-4090", "h100")))
+    >>> a100 == rtx_4090, a100 == h100
     (True, False)
     """
     used = _NUMBERS.get(unit.family, set())

@@ -100,7 +100,7 @@ def _finest(box: Box, m: Measures, places: Sequence[int]) -> int | None:
 
 
 _QUARTERS = (-3, -2, -1, 1, 2, 3)
-_STEPS = {
+_STEPS: dict[tuple[int, ...], str] = {
     (-1, -1, -1, 0, 0, 0): "toward zero",
     (-1, -1, 0, 0, 0, 0): "toward zero",  # where quarters are cut before they are added
     (-1, 0, 0, 0, 0, 1): "to nearest, ties to even",

@@ -6,14 +6,15 @@ import dataclasses
 
 import numpy as np
 
-from mpsim.formats import FormatLike, get_format
+from mpsim.formats import FP32, FormatLike, get_format
 from mpsim.hardware import designs
-from mpsim.hardware.boxes import Answers, Box, Design, MatmulFunction, Setting
+from mpsim.hardware.boxes import Answers, Box, Design, MatmulFunction, Setting, same_answers
 from mpsim.hardware.findings import Fact, Finding
 from mpsim.hardware.hypotheses import hypotheses
 from mpsim.hardware.matching import Witness, arithmetic_of, candidates, first_fit, witness
 from mpsim.hardware.measures import Measures, measure
-from mpsim.hardware.structure import Structure, find_structure, summation_tree, tree_text
+from mpsim.hardware.structure import Structure, Tree, find_structure, summation_tree, sums_along, tree_text
+from mpsim.rounding import round_to
 from mpsim.units import InputsLike, MatrixUnit
 
 __all__ = ["probe"]
@@ -144,7 +145,7 @@ def _facts(box: Box, structure: Structure, m: Measures) -> tuple[Fact, ...]:
     alike = len(places) == min(box.setting.shape[:2])
     said = {
         "places": "all give the same" if alike else f"{len(places)} of {min(box.setting.shape[:2])} treated alike",
-        "order": _order(box, structure),
+        **_order(box, structure, m),
         "summed at once": _block(structure),
         "accumulator": _accumulator(structure),
         "fraction bits of products": _bits(m.fraction_bits, len(structure.block) > 2),
@@ -159,13 +160,35 @@ def _facts(box: Box, structure: Structure, m: Measures) -> tuple[Fact, ...]:
     return tuple(Fact(name, text) for name, text in said.items())
 
 
-def _order(box: Box, structure: Structure) -> str:
+def _order(box: Box, structure: Structure, m: Measures) -> dict[str, str]:
+    """Return the order of summation, and how far float32 additions in that order explain the answers."""
     if structure.narrow:
-        return "not seen: no product hides another"
+        return {"order": "not seen: no product hides another"}
     if structure.distorted:
-        return "not seen: hidden terms leave a trace (rounding to odd or away from zero)"
+        return {"order": "not seen: hidden terms leave a trace (rounding to odd or away from zero)"}
     tree = summation_tree(box)
-    return "exact sums in blocks" if tree is None else tree_text(tree)
+    if tree is None:
+        return {"order": "exact sums in blocks" if structure.exact_inside else "that of no tree"}
+    told = {"order": tree_text(tree)}
+    if not box.takes_c and box.setting.a.p + box.setting.b.p <= FP32.p:
+        agreeing = _agreeing(box.setting, tree, m)
+        if agreeing is not None:
+            told["fp32 additions"] = f"in this order give {agreeing} of {len(m.asked)} answers"
+    return told
+
+
+def _agreeing(setting: Setting, tree: Tree, m: Measures) -> int | None:
+    """Return how many answers are sums of exact products along a tree in fp32, rounded to the result's format."""
+    products = np.zeros((len(m.asked), setting.k), np.float32)
+    with np.errstate(all="ignore"):
+        for i, design in enumerate(m.asked):
+            for k, x, y in design.products:
+                products[i, k] = np.float32(x) * np.float32(y)
+        sums = sums_along(tree, products)
+    if sums is None:
+        return None
+    own = round_to(np.float32(0) + sums, setting.out)
+    return int(np.count_nonzero(same_answers(own, np.concatenate(m.answers))))
 
 
 def _block(structure: Structure) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.hardware.boxes import Box
 from mpsim.hardware.designs import HIDING, Range, cancellations, pairs_on_a_large_accumulator
 
-__all__ = ["Structure", "Tree", "find_structure", "summation_tree", "tree_text"]
+__all__ = ["Structure", "Tree", "find_structure", "summation_tree", "sums_along", "tree_text"]
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 """A place k, or the subtrees that are summed at once."""
@@ -22,7 +23,9 @@ class Structure:
     """Which products are summed together, and where the accumulator comes in."""
 
     hidden: tuple[int | None, ...]
-    """For each j the summands, j and 0 included, lost between a large product at 0 and its negative at j; None: other."""
+    """For each j the summands, j and 0 included, lost between a large product at 0 and its negative at j.
+
+    None where the result is no number of small products."""
     accumulator_hidden: tuple[bool, ...]
     """For each j whether such a pair hides the accumulator; empty where none can be given."""
     paired: tuple[bool, ...]
@@ -64,13 +67,28 @@ def find_structure(box: Box) -> Structure:
     r = Range(*setting[:3])
     others = range(1, setting.k)
     unit = 2.0**r.small
-    kept = box.ask(cancellations(setting, 0, others)) / unit
-    hidden = (1, *(int(setting.k - x) if x == np.rint(x) and 0 <= x <= setting.k - 2 else None for x in kept.tolist()))
+    hidden = (1, *_hidden(box, 0, others))
     if not box.takes_c:
         return Structure(hidden, (), (), r.large - r.small)
     lost = (box.ask(cancellations(setting, 0, others, accumulator=True)) != unit).tolist()
     pairs = box.ask(pairs_on_a_large_accumulator(setting))
     return Structure(hidden, (False, *lost), (True, *(pairs[1:] != pairs[0]).tolist()), r.large - r.small)
+
+
+def _hidden(box: Box, i: int, js: Sequence[int]) -> list[int | None]:
+    """Return how many summands are lost between a large product at i and its negative at each j, both included.
+
+    At most as many small products at a time as the result counts without rounding; None where the sum is not theirs.
+    """
+    setting = box.setting
+    unit = 2.0 ** Range(*setting[:3]).small
+    step = 1 << min(setting.out.p, 20)
+    kept = np.zeros(len(js))
+    for start in range(0, setting.k, step):
+        places = range(start, min(start + step, setting.k))
+        part = box.ask(cancellations(setting, i, js, places=places)) / unit
+        kept += np.where((part == np.rint(part)) & (part >= 0) & (part <= len(places)), part, np.nan)
+    return [int(setting.k - x) if x <= setting.k - 2 else None for x in kept.tolist()]
 
 
 def summation_tree(box: Box) -> Tree | None:
@@ -79,17 +97,15 @@ def summation_tree(box: Box) -> Tree | None:
     Places that are added in one rounding, or aligned together, are children of one node (FPRev, for chains of
     ordinary additions and for fused sums that cut). Takes about K cancellations for a chain, and at most K^2 / 2.
     """
-    setting = box.setting
-    unit = 2.0 ** Range(*setting[:3]).small
 
-    def size(i: int, js: list[int]) -> list[int]:
-        kept = box.ask(cancellations(setting, i, js)) / unit
-        if not (np.rint(kept) == kept).all():
+    def size(i: int, js: Sequence[int]) -> list[int]:
+        counts = _hidden(box, i, js)
+        if None in counts:
             raise _NoTreeError
-        return [setting.k - int(x) for x in kept]
+        return [count for count in counts if count is not None]
 
     try:
-        return _tree(list(range(setting.k)), size)
+        return _tree(list(range(box.setting.k)), size)
     except _NoTreeError:
         return None
 
@@ -98,7 +114,7 @@ class _NoTreeError(Exception):
     """The answers are those of no tree."""
 
 
-def _tree(leaves: list[int], size: Callable[[int, list[int]], list[int]]) -> Tree:
+def _tree(leaves: list[int], size: Callable[[int, Sequence[int]], list[int]]) -> Tree:
     """Return the tree over some leaves: from the first leaf up, what joins it at every node on the way to the root."""
     first, rest = leaves[0], leaves[1:]
     if not rest:
@@ -115,7 +131,7 @@ def _tree(leaves: list[int], size: Callable[[int, list[int]], list[int]]) -> Tre
     return tree
 
 
-def _siblings(leaves: list[int], parent: int, size: Callable[[int, list[int]], list[int]]) -> list[Tree]:
+def _siblings(leaves: list[int], parent: int, size: Callable[[int, Sequence[int]], list[int]]) -> list[Tree]:
     """Return the subtrees that leaves make below a node with ``parent`` leaves in all."""
     trees = []
     while leaves:
@@ -124,6 +140,26 @@ def _siblings(leaves: list[int], parent: int, size: Callable[[int, list[int]], l
         trees.append(_tree([first, *inner], size))
         leaves = [k for k in rest if k not in inner]
     return trees
+
+
+def sums_along(tree: Tree, products: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """Return the sums of products [E, K] by float32 additions along a tree; None where a node adds more than two.
+
+    Only as good as the products: exact ones make it what the tree's owner computes, fused multiply-adds or not.
+    """
+    spine: list[Tree] = []
+    while isinstance(tree, tuple):
+        if len(tree) != 2:
+            return None
+        spine.append(tree[1])
+        tree = tree[0]
+    total: NDArray[np.float32] = products[:, tree]
+    for other in reversed(spine):
+        part = sums_along(other, products)
+        if part is None:
+            return None
+        total = total + part
+    return total
 
 
 def tree_text(tree: Tree) -> str:
