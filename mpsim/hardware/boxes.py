@@ -65,7 +65,7 @@ class Design(NamedTuple):
 
 def _short(x: float) -> str:
     """Return a number as a power of two with a factor where it is no short decimal."""
-    if x == 0 or not np.isfinite(x) or len(f"{x:.8g}") <= 6:
+    if x == 0 or not np.isfinite(x) or len(f"{abs(x):.8g}") <= 6:
         return f"{x:.8g}"
     fraction, e = np.frexp(x)
     factor = float(2 * fraction)

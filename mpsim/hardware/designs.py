@@ -165,23 +165,26 @@ def _parts(r: Range, eighths: int, quantum: int, places: Sequence[int]) -> tuple
     return tuple((k, sign * x, y) for k, (x, y) in zip(places, (r.power(quantum - 3 + b) for b in bits), strict=False))
 
 
-def smallest_bits(setting: Setting, block: Sequence[int]) -> list[Design]:
-    """Return results of one to three smallest numbers, less a product of d bits lower, for each d.
+def smallest_bits(setting: Setting, block: Sequence[int]) -> tuple[list[Design], list[Design]]:
+    """Return lone products down to the smallest number, and sums of one to four of it less a product of d bits lower.
 
-    They round up or down according to whether the product is kept, below what no block is aligned to however small its
-    terms are: the alignment floor (Khattak and Mikaitis 2026).
+    What is lost shows below what no block is aligned to, however small its terms are: the alignment floor (Khattak and
+    Mikaitis 2026). A result rounds up or down according to whether the lower product is kept.
     """
     r = Range(*setting[:3])
     quantum = setting.out.emin - setting.out.p + 1
-    lowest = r.a.emin - r.a.m + r.b.emin - r.b.m
-    designs = []
+    lowest = r.lowest - r.a.m - r.b.m
+    lone = [
+        Design(((block[0], *r.power(e)),)) for e in range(quantum + 24, quantum - 1, -1) if lowest <= e <= r.highest
+    ]
+    if quantum - 1 < lowest or quantum + 3 > r.highest:
+        return lone, []
+    sums = []
     for halves in (2, 3, 4, 8):
-        for e in range(quantum - 2, max(lowest, quantum - 40) - 1, -1):
-            if quantum - 1 < lowest or quantum + 3 > r.highest:
-                break
+        for e in range(quantum - 1, max(lowest, quantum - 40) - 1, -1):
             x, y = r.power(e)
-            designs.append(Design(((block[0], *_tiny_product(r, quantum - 1, halves)), (block[1], -x, y))))
-    return designs
+            sums.append(Design(((block[0], *_tiny_product(r, quantum - 1, halves)), (block[1], -x, y))))
+    return lone, sums
 
 
 def _tiny_product(r: Range, e: int, factor: int) -> tuple[float, float]:

@@ -75,6 +75,21 @@ _HIDDEN: dict[Family, Callable[[int, int, int], int]] = {
 }
 
 
+_FIXED = {Family.AMX: (2,), Family.VDPBF16PS: (2,), Family.BFDOT_EXTENDED: (2,), Family.EXACT: (0,)}
+"""Block lengths of families that have one."""
+
+_HIDES_C = {
+    Family.FUSED: True,
+    Family.FLOORED: True,
+    Family.FLOORED_HALVES: True,
+    Family.INTERLEAVED: False,
+    Family.FLUSHED_PAIRS: False,
+    Family.AMX: False,
+    Family.BFDOT_EXTENDED: False,
+}
+"""Whether a pair of large products at k = 0 and 1 that cancels hides the accumulator, where it tells."""
+
+
 def hypotheses(setting: Setting, structure: Structure, m: Measures) -> Iterator[MatrixUnit]:
     """Yield units of every family whose order of summation is that of a structure, the likeliest numbers first."""
     for out in dict.fromkeys((setting.out.name, "fp64" if FP64 in setting[:3] else "fp32")):
@@ -108,8 +123,11 @@ def _families(setting: Setting, structure: Structure) -> Iterator[tuple[Family, 
     if structure.exact_inside:
         yield Family.FUSED, (len(structure.block),)
     for family in _HIDDEN:
-        fixed = {Family.AMX: (2,), Family.VDPBF16PS: (2,), Family.BFDOT_EXTENDED: (2,), Family.EXACT: (0,)}
-        tried = fixed.get(family, tuple(range(1, min(setting.k, 64) + 1)))
+        if structure.accumulator_hidden and structure.accumulator_hidden[1] is not _HIDES_C.get(
+            family, structure.accumulator_hidden[1]
+        ):
+            continue
+        tried = _FIXED.get(family, range(1, min(setting.k, 64) + 1))
         fitting = tuple(n for n in tried if predicted(family, n, setting.k) == structure.hidden)
         if fitting:
             yield family, fitting[:1]

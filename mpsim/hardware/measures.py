@@ -84,7 +84,10 @@ def _last_kept(answers: Answers) -> int | None:
 
 def _finest(box: Box, m: Measures, places: Sequence[int]) -> int | None:
     """Return the exponent of the smallest bit that changes results as small as can be; None where none is lost."""
-    questions = designs.smallest_bits(box.setting, places)
+    lone, questions = designs.smallest_bits(box.setting, places)
+    kept = m.ask(box, lone) != 0
+    if kept.any() and not kept.all():
+        return _exponent(lone[int(np.flatnonzero(kept)[-1])], 0)
     answers = m.ask(box, questions)
     finest = []
     for first in dict.fromkeys(design.products[0] for design in questions):
@@ -93,10 +96,14 @@ def _finest(box: Box, m: Measures, places: Sequence[int]) -> int | None:
         lost = values == values[-1]
         if lost.all() or not lost[-3:].all():
             continue
-        last = chosen[int(np.flatnonzero(~lost)[-1])]
-        _, x, y = questions[last].products[1]
-        finest.append(math.frexp(x)[1] + math.frexp(y)[1] - 2)
+        finest.append(_exponent(questions[chosen[int(np.flatnonzero(~lost)[-1])]], 1))
     return min(finest, default=None)
+
+
+def _exponent(design: Design, product: int) -> int:
+    """Return the exponent of one of a design's products of powers of two."""
+    _, x, y = design.products[product]
+    return math.frexp(x)[1] + math.frexp(y)[1] - 2
 
 
 _QUARTERS = (-3, -2, -1, 1, 2, 3)
