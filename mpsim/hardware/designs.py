@@ -8,6 +8,7 @@ is cancelled tells where and when it was added.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -134,27 +135,26 @@ def kept_bits(setting: Setting, block: Sequence[int], use_c: bool, factor: float
 
 
 def conversions(setting: Setting, places: Sequence[int], use_c: bool) -> list[Design]:
-    """Return a large term plus parts of its last place, of either sign, for significands of every length.
+    """Return a large term plus parts of its last place, of either sign, for significands of several lengths.
 
-    The large term is ``c`` or the first of ``places``, the small one the second; without ``c`` the third cancels the
-    large one, so that a result narrower than the accumulator shows the accumulator's last place.
+    The large term is ``c``, or the product at the first of ``places``, which the last of them cancels, so that a result
+    narrower than the accumulator shows the accumulator's last place.
     """
     r = Range(*setting[:3])
-    top = min(r.large - 4, r.small + 34) if not use_c else min(r.highest, setting.out.emax - 4, r.lowest + 40)
+    top = min(r.highest, r.out.emax - 4, r.lowest + 40) if use_c else min(r.large - 4, r.small + 34)
     designs = []
-    for p in sorted({setting.out.p, 24, 14, 11, 8} & set(range(2, top - r.lowest - 2)) | {setting.out.p}):
+    for p in sorted({r.out.p, 24, 14, 11, 8}):
         quantum = top - p + 1
-        if quantum - 3 < r.lowest:
+        if quantum - 3 < r.lowest or (use_c and p > r.out.p):
             continue
-        for sign in (1.0, -1.0):
-            for odd in (0.0, math.ldexp(1.0, quantum)):
-                for eighths in (-6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7):
-                    terms = _parts(r, eighths, quantum, places[1:])
-                    if use_c:
-                        designs.append(Design(terms, sign * (math.ldexp(1.5, top) + odd)))
-                    elif not odd and r.a.m >= 1 and len(places) > 6:
-                        x, y = r.power(top, 1.5)
-                        designs.append(Design(((places[0], sign * x, y), *terms, (places[-1], -sign * x, y))))
+        for sign, eighths in itertools.product((1.0, -1.0), (-6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7)):
+            terms = _parts(r, eighths, quantum, places[1:])
+            if use_c:
+                large = math.ldexp(1.5, top), math.ldexp(1.5, top) + math.ldexp(1.0, quantum)
+                designs += [Design(terms, sign * x) for x in large]
+            elif r.a.m >= 1 and len(places) > len(terms) + 1:
+                x, y = r.power(top, 1.5)
+                designs.append(Design(((places[0], sign * x, y), *terms, (places[-1], -sign * x, y))))
     return designs
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
-from mpsim.formats import FP32, FP64, get_format
+from mpsim.formats import FP64, get_format
 from mpsim.hardware.boxes import Setting
 from mpsim.hardware.measures import Measures
 from mpsim.hardware.structure import Structure
@@ -15,6 +15,7 @@ from mpsim.units import Family, MatrixUnit, Order, ZeroTerms
 __all__ = ["hypotheses", "predicted"]
 
 _LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+"""Block lengths of fused units to try where nothing shows them."""
 
 
 def predicted(family: Family, length: int, k: int) -> tuple[int, ...]:
@@ -123,14 +124,12 @@ def _families(setting: Setting, structure: Structure) -> Iterator[tuple[Family, 
     if structure.exact_inside:
         yield Family.FUSED, (len(structure.block),)
     for family in _HIDDEN:
-        if structure.accumulator_hidden and structure.accumulator_hidden[1] is not _HIDES_C.get(
-            family, structure.accumulator_hidden[1]
-        ):
+        if family in _HIDES_C and structure.accumulator_hidden[1:2] not in ((), (_HIDES_C[family],)):
             continue
         tried = _FIXED.get(family, range(1, min(setting.k, 64) + 1))
         fitting = tuple(n for n in tried if predicted(family, n, setting.k) == structure.hidden)
         if fitting:
-            yield family, fitting[:1]
+            yield family, fitting[:1]  # longer ones fit only where K is one block
     yield Family.ROUNDED, (0,)
 
 
@@ -149,9 +148,7 @@ def _base(setting: Setting, out: str, family: Family, length: int) -> MatrixUnit
         block_length=length,
         fraction_bits=24,
         result_precision=fmt.p,
-        rounding="toward-zero"
-        if fmt == FP32 and family in (Family.FUSED, Family.SCALED, Family.GROUPED)
-        else "nearest-even",
+        rounding="nearest-even",
         scale=setting.scale.name if setting.scale else "",
         scale_block=setting.scale_block,
         group_length=16 if family is Family.GROUPED else 0,

@@ -66,7 +66,7 @@ def probe(
     -----
     Each design shows one property; the papers are named in `mpsim.hardware.designs`. What they show proposes units,
     and one that gives every answer, those of random dot products included, is the finding. Without ``c`` less can be
-    told apart, and where formats have little range too.
+    told apart, and where formats have little range too; blocks longer than K look like blocks of K.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def probe(
     box = box.alike(_telling(box.setting))
     structure = find_structure(box)
     measures = measure(box, structure)
-    _ask_more(box, structure, measures, seed)
+    _ask_more(box, measures, seed)
     return _found(box, structure, measures)
 
 
@@ -99,7 +99,7 @@ def _telling(setting: Setting) -> list[Design]:
     return [*designs.cancellations(setting, 0, js), *designs.random_dots(setting, 12, seed=1)[::3]]
 
 
-def _ask_more(box: Box, structure: Structure, m: Measures, seed: int) -> None:
+def _ask_more(box: Box, m: Measures, seed: int) -> None:
     """Ask what confirms a finding: the cancellations once more, among products and accumulators, and random ones."""
     some = range(1, min(box.setting.k, 34))
     m.ask(box, designs.cancellations(box.setting, 0, some))
@@ -204,6 +204,8 @@ def _accumulator(structure: Structure) -> str:
         return "not given"
     if structure.narrow:
         return "not seen"
+    if structure.exact_inside:
+        return "in the first block"
     hidden = structure.accumulator_hidden[1:]
     if all(hidden):
         return "first, or with the first products"
