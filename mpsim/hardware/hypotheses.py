@@ -121,6 +121,8 @@ def _families(setting: Setting, structure: Structure) -> Iterator[tuple[Family, 
     if structure.hidden == predicted(Family.FMA_CHAIN, 1, setting.k):
         yield Family.FMA_CHAIN, (1,)
         yield Family.ROUNDED, (0,)
+        yield Family.FUSED, (1,)
+        return
     if structure.exact_inside:
         yield Family.FUSED, (len(structure.block),)
     for family in _HIDDEN:

@@ -16,7 +16,7 @@ __all__ = ["Witness", "arithmetic_of", "candidates", "first_fit", "witness"]
 
 _SCREENED = 96
 """Questions that a hypothesis is tried on before all others."""
-_BY_HAND = 60
+_BY_HAND = 24
 """Questions that a row is tried on without its kernel."""
 
 
