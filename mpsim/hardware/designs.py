@@ -242,7 +242,10 @@ def _tiny(r: Range) -> list[Design]:
 
 
 def zeros(setting: Setting) -> dict[str, Design]:
-    """Return sums that are zero, and whose sign rules differ."""
+    """Return sums that are zero, whose signs tell IEEE additions from adders that know one zero only.
+
+    The last holds back a tiny accumulator where a zero product takes part in the alignment, as MMA-Sim has it.
+    """
     r = Range(*setting[:3])
     x, y = r.power(max(r.lowest, 0))
     every = tuple((k, -0.0, 1.0) for k in range(setting.k))
@@ -259,7 +262,10 @@ def zeros(setting: Setting) -> dict[str, Design]:
 
 
 def special_values(setting: Setting) -> dict[str, Design]:
-    """Return NaNs, infinities and sums past the largest number, as far as the formats have them."""
+    """Return NaNs, infinities and sums past the largest number, as far as the formats have them (FTTN, MMA-Sim).
+
+    Large products that cancel tell an adder of wider range from one that rounds, and overflows, at every step.
+    """
     r, out = Range(*setting[:3]), setting.out
     one = 1.0
     found: dict[str, Design] = {}

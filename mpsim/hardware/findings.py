@@ -30,7 +30,10 @@ class Finding:
     facts: tuple[Fact, ...]
     """What the designed inputs show, whatever the unit."""
     unit: MatrixUnit | None
-    """A unit that gives every answer; None where none was found."""
+    """A unit that gives every answer, proposed by the facts or else a row; None where none was found.
+
+    Numbers that no input can reach, such as the alignment floor of FP16 products in fp32, are those of known units.
+    """
     rounded_to: str
     """Format that the unit's result is rounded to at the end, where it is another."""
     rows: tuple[MatrixUnit, ...]

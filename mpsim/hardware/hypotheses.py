@@ -162,6 +162,10 @@ def _base(setting: Setting, out: str, family: Family, length: int) -> MatrixUnit
 def _fused(unit: MatrixUnit, m: Measures) -> Iterator[MatrixUnit]:
     bits = [n for n in (m.fraction_bits, m.accumulator_bits) if n is not None] or [25, 24, 23, 13, 35]
     fmt = get_format(unit.out)
+    if unit.block_length == 1:
+        bits += [
+            fmt.p - 1 + guard for guard in range(4)
+        ]  # a product alone with c shows its guard bits by rounding only
     numbers = itertools.product(
         dict.fromkeys(bits),
         _precisions(fmt.p, unit.family),

@@ -72,7 +72,7 @@ def probe(
     --------
     >>> from functools import partial
     >>> import mpsim
-    >>> found = probe(partial(mpsim.matmul, unit="v100"))
+    >>> found = probe(partial(mpsim.matmul, unit="v100"), shape=(16, 16, 8))
     >>> found.unit.family.value, found.unit.block_length, found.unit.fraction_bits
     ('fused', 4, 23)
     >>> [str(row) for row in found.rows]

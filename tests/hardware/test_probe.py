@@ -4,6 +4,7 @@ import inspect
 import json
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,10 @@ from mpsim.matmul import Schedule, matmul_codes
 from mpsim.matmul._families import fused_numbers
 from mpsim.units import Family, MatrixUnit, Order, ZeroTerms
 from mpsim_kernels.fused_dot import general_gemm
+
+pytestmark = pytest.mark.skipif(
+    bool(numba.config.DISABLE_JIT), reason="a thousand dot products take minutes without machine code"
+)
 
 
 def distinct_rows() -> list[MatrixUnit]:
@@ -132,6 +137,15 @@ def test_unknown_fused_units_are_recovered(inputs: str, length: int, bits: int, 
     assert found.fraction_bits == unit.fraction_bits
     if unit.fraction_bits > precision:
         assert found.rounding == rounding
+
+
+@pytest.mark.parametrize("numbers", [(1, 24, 24), (2, 13, 14), (48, 26, 24)])
+def test_the_shortest_and_longest_blocks_are_recovered(numbers: tuple[int, int, int]) -> None:
+    length, bits, precision = numbers
+    unit = dataclasses.replace(units.get("a100"), block_length=length, fraction_bits=bits, result_precision=precision)
+    found = hardware.probe(general_box(unit)).unit
+    assert found is not None
+    assert (found.block_length, found.fraction_bits, found.result_precision) == numbers
 
 
 @pytest.mark.parametrize("floor", [-140, -133, -126, -119])
