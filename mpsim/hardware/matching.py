@@ -93,9 +93,9 @@ def first_fit(
 
 
 def witness(unit: MatrixUnit, designs: Sequence[Design], answers: Answers, setting: Setting) -> Witness | None:
-    """Return a short question on which a unit differs from the answers; None where it gives all of them.
+    """Return a question on which a unit differs from the answers, rather a short one; None where it gives them all.
 
-    A few of the shortest are worked out in exact fractions first, so that most units need no compiled kernel.
+    Some of all lengths are worked out in exact fractions first, so that most units need no compiled kernel.
     """
     shortest = sorted(range(len(designs)), key=lambda i: (len(designs[i].products), i))
     if unit.family is not Family.FUSED and not setting.scale:
