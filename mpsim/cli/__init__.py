@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli import benches, machines, numbers, recipes, studies  # noqa: F401  (their commands add themselves)
+from mpsim.cli import (  # noqa: F401  (their commands add themselves)
+    benches,
+    identify,
+    machines,
+    numbers,
+    recipes,
+    studies,
+)
 from mpsim.cli._common import MistakeError, app
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.formats import get_format
-from mpsim.hardware.designs import LENGTH, designs, fp32_accumulators
 from mpsim.hardware.operands import dot_operands
+from mpsim.hardware.recorded_designs import LENGTH, designs, fp32_accumulators
 from mpsim.hardware.recordings import RecordedSet
 
 __all__ = ["INSTRUCTIONS", "Mma", "packed", "ptx", "sets", "unpacked"]

@@ -19,8 +19,8 @@ from mpsim._version import __version__
 from mpsim.encoding import encode
 from mpsim.formats import get_format
 from mpsim.hardware import recording_mma
-from mpsim.hardware.designs import designs
 from mpsim.hardware.host import processor
+from mpsim.hardware.recorded_designs import designs
 from mpsim.hardware.recordings import RecordedSet, Recording
 
 __all__ = ["INPUTS", "record_torch"]
@@ -110,7 +110,7 @@ def record_torch(
             sets=tuple(sets),
             software=_software(torch, device),
             recorded=datetime.date.today().isoformat(),
-            note=f"seed {seed}; designs of mpsim.hardware.designs and random products",
+            note=f"seed {seed}; designs of mpsim.hardware.recorded_designs and random products",
         ),
         refused,
     )

@@ -13,7 +13,7 @@ from mpsim.cli import main
 from mpsim.encoding import decode
 from mpsim.formats import get_format
 from mpsim.hardware import read, record_torch, replay
-from mpsim.hardware.designs import LENGTH, designs
+from mpsim.hardware.recorded_designs import LENGTH, designs
 from mpsim.hardware.recording_mma import INSTRUCTIONS, Mma, packed, ptx, unpacked
 from mpsim.hardware.recording_torch import _unit_of
 from mpsim.matmul import matmul_codes

@@ -1,0 +1,62 @@
+"""The command that finds out what a device computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpsim.cli._common import Json, MistakeError, app, formats_pair, mistakes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@app.command()
+def identify(
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="numpy, cpu, cuda (both through torch), or an emulated unit: v100, ...")
+    ] = "cpu",
+    inputs: Annotated[str, typer.Option(metavar="NAME", help="Format of the inputs.")] = "bf16",
+    out: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Format of the results; that of the inputs unless given.")
+    ] = None,
+    shape: Annotated[str, typer.Option(metavar="M,N,K", help="Shape of the products that are asked for.")] = "64,64,64",
+    as_json: Json = False,
+) -> None:
+    """Find out how a device multiplies matrices: order, bits kept, rounding, special values."""
+    from mpsim import _text
+    from mpsim.hardware import probe
+
+    with mistakes():
+        function, result = _device(device, inputs, out)
+        found = probe(function, formats_pair(inputs) or inputs, result, shape=_shape(shape))
+    if as_json:
+        _text.print_json({"device": device, "inputs": inputs, "out": result, **found.to_dict()})
+    else:
+        print(f"{device}: {inputs} -> {result}, {shape}\n\n{found}")
+
+
+def _device(device: str, inputs: str, out: str | None) -> tuple[Callable[..., Any], str]:
+    """Return the function that multiplies matrices on a device, and the format of its results."""
+    from mpsim import hardware, units
+
+    if device == "numpy":
+        return hardware.numpy_matmul(inputs), out or inputs
+    if device in ("cpu", "cuda"):
+        try:
+            return hardware.torch_matmul(device, inputs), out or inputs
+        except ImportError:
+            raise MistakeError(
+                f"--device {device} goes through torch, which is not installed; --device numpy needs nothing more"
+            ) from None
+    unit = units.get(device, formats_pair(inputs), out)
+    return hardware.emulated_matmul(unit), unit.out
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    try:
+        m, n, k = (int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--shape is {text!r}; three sizes with commas between are needed, such as 64,64,64") from None
+    return m, n, k
