@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim._files import write_npz
 from mpsim.amp import GradScaler
 from mpsim.nn import Module
 from mpsim.optim import Optimizer
@@ -82,7 +82,7 @@ def save(
     if generator is not None:
         meta["generator"] = generator.bit_generator.state
     arrays["meta"] = np.array(json.dumps(meta, default=_plain))
-    _replace(Path(path), arrays)
+    write_npz(path, arrays)
 
 
 def load(
@@ -163,21 +163,6 @@ def _optimizer_state(meta: dict[str, Any], arrays: Mapping[str, NDArray[Any]], o
         raise ValueError(f"optimizer was a {meta['class']}; this is a {type(optimizer).__name__}")
     state = {i: {"step": step, **_below(f"optimizer/{i}/", arrays)} for i, step in meta["steps"].items()}
     return {"state": state, **{name: meta[name] for name in ("param_groups", "rules", "counts")}}
-
-
-def _replace(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write a file beside ``path``, and give it that name when it is on the disk."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
