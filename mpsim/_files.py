@@ -31,6 +31,6 @@ def replace(path: str | os.PathLike[str], write: Callable[[IO[bytes]], object]) 
         raise
 
 
-def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], compressed: bool = False) -> None:
     """Write arrays by name, without pickles; see `replace`."""
-    replace(path, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+    replace(path, lambda file: (np.savez_compressed if compressed else np.savez)(file, **arrays))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli import benches, numbers, studies  # noqa: F401  (their commands add themselves)
+from mpsim.cli import benches, numbers, reports, studies  # noqa: F401  (their commands add themselves)
 from mpsim.cli._common import MistakeError, app
 
 if TYPE_CHECKING:

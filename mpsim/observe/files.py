@@ -56,7 +56,7 @@ def save(record: Record, path: str | os.PathLike[str]) -> None:
         "extremes": np.array([[s.smallest, s.largest] for s in spreads], np.float64),
     }
     arrays |= {name: np.array([getattr(entry, name) for entry in entries], np.str_) for name in _TEXTS}
-    write_npz(path, arrays)
+    write_npz(path, arrays, compressed=True)
 
 
 def load(path: str | os.PathLike[str]) -> Record:

@@ -59,8 +59,8 @@ class Finding:
     loss_scale: float | None
     """Loss scale in force, where the record knows a scaler."""
     factor: float | None
-    """Power of two by which the loss scale must be multiplied: the smallest that flushes no more than the record allows,
-    or the largest that overflows nothing. None where no scale does both, and for what does not depend on it."""
+    """Power of two by which the loss scale must be multiplied: the smallest that flushes no more than the record
+    allows, or the largest that overflows nothing. None where no scale does both, and for what does not depend on it."""
 
     @property
     def exact(self) -> Fraction | float:
@@ -155,21 +155,17 @@ def _bad(
         if counters.underflows <= flushed * nonzero or not counters.underflows:
             return None
         return np.asarray((before != 0) & (after == 0))
-    if cause == "overflow":
-        if counters.overflows:
-            lost = np.isfinite(before) & ~np.isfinite(after)
-            return lost if lost.any() else np.asarray(np.abs(before) > np.abs(after))  # held at the largest number
-        fresh, spoilt = np.isinf, np.isfinite
-    else:
-        fresh, spoilt = np.isnan, _is_number
-    if not not_finite or not (bad := fresh(before)).any():
+    if cause == "overflow" and counters.overflows:
+        lost = np.isfinite(before) & ~np.isfinite(after)
+        return lost if lost.any() else np.asarray(np.abs(before) > np.abs(after))  # held at the largest number
+    if not not_finite:
         return None
-    operands = (array for _, array, _ in known(origin, origin.format))
-    return np.asarray(bad) if all(spoilt(array).all() for array in operands) else None
-
-
-def _is_number(x: Array) -> NDArray[np.bool_]:
-    return np.asarray(~np.isnan(x))
+    operands = [array for _, array, _ in known(origin, origin.format)]
+    if cause == "overflow":
+        made, usable = np.isinf(before), all(np.isfinite(array).all() for array in operands)
+    else:
+        made, usable = np.isnan(before), not any(np.isnan(array).any() for array in operands)
+    return made if usable and made.any() else None
 
 
 def _factor(cause: str, before: Array, fmt: FloatFormat, flushed: float) -> float | None:

@@ -115,7 +115,8 @@ def _product(origin: Origin, index: Index) -> Parts | None:
 
 def _matmul(origin: Origin, index: Index) -> Parts | None:
     (a, b), g, lead = origin.inputs, origin.grad, index[:-2]
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     if g is None:
         return {"input": _at(a, lead)[index[-2]], "other": _at(b, lead)[:, index[-1]]}
     if g.shape[:-2] != (a, b)[origin.position].shape[:-2]:
@@ -128,7 +129,8 @@ def _matmul(origin: Origin, index: Index) -> Parts | None:
 def _linear(origin: Origin, index: Index) -> Parts:
     inputs, g = origin.inputs, origin.grad
     x, weight = inputs[0], inputs[1]
-    assert x is not None and weight is not None
+    assert x is not None
+    assert weight is not None
     if g is None:
         bias = {"bias": inputs[2][index[-1:]].reshape(1)} if len(inputs) > 2 and inputs[2] is not None else {}
         return {"input": x[index[:-1]], "weight": weight[index[-1]], **bias}

@@ -35,7 +35,7 @@ class Comparison:
     sqnr: float
     """Signal over quantisation noise in dB: the mean square of the reference over that of the difference."""
     ulps: float
-    """The largest error, in units in the last place of ``format`` at the reference; infinite for NaNs and infinities."""
+    """The largest error, in units in the last place of ``format`` at the reference; infinite for what is not finite."""
     mean_ulps: float
 
 
@@ -63,7 +63,7 @@ class Pair:
 
 
 def compare(run: Callable[[], object], reference: Callable[[], object], factor: float = 1.0) -> Pair:
-    """Run two computations that differ in their arithmetic alone, and compare every tensor of the first with the second.
+    """Run two computations that differ in their arithmetic alone, and compare every tensor of the first with its twin.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def compare(run: Callable[[], object], reference: Callable[[], object], factor: 
         Each does the same on the same data and weights, such as one forward and backward pass. The reference is run
         first; put the weights back in between where a run changes them.
     factor : float
-        Gradients of ``run`` are divided by this: its loss scale over that of the reference.
+        Gradients of the reference are multiplied by this: the loss scale of ``run`` over that of the reference.
 
     Returns
     -------
@@ -110,7 +110,7 @@ class _Keeper(Record):
         origin: Origin | None = None,
     ) -> None:
         layer, name, operation = self.place(producer, origin)
-        if producer == "cast" or operation.startswith("cast") and not name:
+        if producer == "cast" or (operation.startswith("cast") and not name):
             return
         place = kind, layer, name or producer, operation.removeprefix("cast backward") or "leaf"
         if kind == "weight gradient":
@@ -139,7 +139,7 @@ class _Comparer(_Keeper):
             return
         kind, layer, tensor, *_ = key
         factor = self._factor if kind.endswith("gradient") else 1.0
-        sqnr, ulps, mean = _errors(array.astype(np.float64) / factor, want.astype(np.float64), fmt)
+        sqnr, ulps, mean = _errors(array.astype(np.float64), want.astype(np.float64) * factor, fmt)
         named = tensor if kind == "weight gradient" or not layer else f"{layer} {tensor}"
         self.rows.append(
             Comparison(

@@ -107,9 +107,10 @@ def what_if(
 
     Notes
     -----
-    Under round to nearest. Losses are exact, but for numbers that are half the smallest subnormal to the bit, a tie that
-    goes to zero: they count as kept. Numbers with the exponent of the largest finite number count as overflows together,
-    if the largest of them is one.
+    Under round to nearest. Losses are exact, but for numbers that are half the smallest subnormal to the bit, a tie
+    that goes to zero: they count as kept. Numbers with the exponent of the largest finite number count as overflows
+    together, if the largest of them is one. Numbers that were zero when they were recorded stay so: what was lost
+    before is not seen.
 
     Examples
     --------

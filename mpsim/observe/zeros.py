@@ -1,4 +1,4 @@
-"""Why numbers are zero: rounded away here, rounded away before, swamped in a sum, masked, not moved, or zero in truth."""
+"""Why numbers are zero: rounded away here or before, swamped in a sum, masked, not moved, or zero in truth."""
 
 from __future__ import annotations
 
