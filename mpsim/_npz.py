@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import lzma
 import math
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -16,6 +14,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
+
+from mpsim._files import replace
 
 __all__ = ["BROKEN", "read_array", "read_arrays", "write_arrays"]
 
@@ -65,20 +65,10 @@ def read_arrays(path: Path, most: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], compressed: bool = False) -> None:
-    """Write a file beside ``path``, and give it that name when it is on the disk."""
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], compressed: bool = False) -> None:
+    """Write arrays by name, without pickles; the file appears whole or not at all."""
     write: Any = np.savez_compressed if compressed else np.savez
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            write(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace(path, lambda file: write(file, **arrays))
 
 
 def read_array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from mpsim.counters import Counters
 from mpsim.formats import FP32, FP64, FloatFormat
 from mpsim.ops import Call, Operation, Part
 from mpsim.rounding import round_to
-from mpsim.settings import settings
+from mpsim.settings import Origin, settings
 
 __all__ = ["Hook", "Leaf", "Node", "RemovableHandle", "backward", "held", "rounded", "stand_in"]
 
@@ -65,6 +65,8 @@ class Node:
     """Format of the output, and so of its gradient."""
     holds_weight: bool
     """Whether the output is a weight in another format, rather than an activation."""
+    layer: str = ""
+    """Path of the module that ran the operation, where an observer asked for it."""
     hooks: dict[int, Hook] = field(default_factory=dict)
     """Called with the gradient of the output, in order; each returns what takes its place."""
     retain: Callable[[Array], None] | None = None
@@ -88,6 +90,8 @@ def stand_in(array: Array) -> Array:
 
 def backward(root: Node, seed: Array, retain_graph: bool) -> None:
     """Carry a gradient from the output of ``root`` to the leaves it depends on, youngest operations first."""
+    observer = settings().observer
+    tracer = observer if observer is not None and observer.traces else None
     nodes, uses = _reachable(root)
     pending = _Pending(root, seed)
     for node in nodes:
@@ -96,13 +100,19 @@ def backward(root: Node, seed: Array, retain_graph: bool) -> None:
             grad = hook(grad)
         if node.retain is not None:
             node.retain(grad)
-        for target, raw in zip(node.inputs, _gradients(node, grad), strict=True):
+        if tracer is not None:
+            tracer.walked(node, grad)
+        for i, (target, raw) in enumerate(zip(node.inputs, _gradients(node, grad), strict=True)):
             if target is None or raw is None:
                 continue
-            pending.add(target, raw, node.operation.exact_vjp)
+            origin = None if observer is None else _origin(node, grad, i)
+            pending.add(target, raw, node.operation.exact_vjp, origin)
             uses[target] -= 1
             if not uses[target] and not isinstance(target, Node):
-                target.receive(pending.pop(target))
+                total = pending.pop(target)
+                if tracer is not None:
+                    tracer.arrived(target, total)
+                target.receive(total)
         if not retain_graph:
             node.free()
 
@@ -120,24 +130,32 @@ class _Pending:
         self._own.discard(target)
         return self._sums.pop(target)
 
-    def add(self, target: Node | Leaf, raw: Array | Part, exact: bool) -> None:
+    def add(self, target: Node | Leaf, raw: Array | Part, exact: bool, origin: Origin | None) -> None:
         """Round a share of a gradient and add it to the others, each sum rounded too."""
         fmt, total = target.format, self._sums.get(target)
         kind = "weight gradient" if is_weight(target) else "activation gradient"
         producer = target.operation.name if isinstance(target, Node) else "leaf"
-        share = rounded(raw.values if isinstance(raw, Part) else raw, fmt, exact, kind, producer)
+        share = rounded(raw.values if isinstance(raw, Part) else raw, fmt, exact, kind, producer, origin)
+        summed = None if origin is None else Origin(None, origin.layer, fmt, (total, share), target=target)
         if isinstance(raw, Part):
             if target not in self._own:
                 self._sums[target] = np.zeros(raw.shape, share.dtype) if total is None else total.copy()
             if total is not None:
-                share = rounded(np.asarray(self._sums[target][raw.index] + share), fmt, False, kind, "accumulate")
+                parts = np.asarray(self._sums[target][raw.index] + share)
+                share = rounded(parts, fmt, False, kind, "accumulate", summed)
             self._sums[target][raw.index] = share
             self._own.add(target)
         elif total is None:
             self._sums[target] = share
         else:
-            self._sums[target] = rounded(np.asarray(total + share), fmt, False, kind, "accumulate")
+            self._sums[target] = rounded(np.asarray(total + share), fmt, False, kind, "accumulate", summed)
             self._own.add(target)
+
+
+def _origin(node: Node, grad: Array, position: int) -> Origin:
+    """Return how the gradient of an input of a node is computed."""
+    arrays, target = node.arrays, node.inputs[position]
+    return Origin(node.operation, node.layer, node.call.fmt, arrays, grad, node.format, position, target)
 
 
 def _gradients(node: Node, grad: Array) -> tuple[Array | Part | None, ...]:
@@ -184,7 +202,7 @@ def is_weight(target: Node | Leaf) -> bool:
     return target.holds_weight if isinstance(target, Node) else True
 
 
-def rounded(raw: Array, fmt: FloatFormat, exact: bool, kind: str, producer: str) -> Array:
+def rounded(raw: Array, fmt: FloatFormat, exact: bool, kind: str, producer: str, origin: Origin | None = None) -> Array:
     """Return a result in its format, and show it to the observer and the meter."""
     now = settings()
     if now.observer is None or kind not in now.observer.kinds:
@@ -192,7 +210,7 @@ def rounded(raw: Array, fmt: FloatFormat, exact: bool, kind: str, producer: str)
     else:
         counters = Counters()
         result = held(raw, fmt, counters)
-        now.observer.rounded(kind, producer, fmt, raw, result, counters)
+        now.observer.rounded(kind, producer, fmt, raw, result, counters, origin)
     if now.meter is not None:
         now.meter.hold(kind, result, fmt.bits)
     return result

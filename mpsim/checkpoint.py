@@ -83,7 +83,7 @@ def save(
     if generator is not None:
         meta["generator"] = generator.bit_generator.state
     arrays["meta"] = np.array(json.dumps(meta, default=_plain))
-    write_arrays(Path(path), arrays)
+    write_arrays(path, arrays)
 
 
 def load(

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike
-from mpsim.ops import FP32_INSIDE, Inner, Site, UnitsLike
+from mpsim.ops import FP32_INSIDE, Inner, Operation, Site, UnitsLike
 
 __all__ = [
     "Meter",
     "Observer",
+    "Origin",
     "Policy",
     "Quantization",
     "Settings",
@@ -45,15 +46,63 @@ class Quantization(Protocol):
         """Return what multiplies the operands of an operation on these tensors; None where its unit does."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Which computation made an array, and from what."""
+
+    operation: Operation | None
+    """None for the sum of several gradients of one tensor."""
+    layer: str
+    """Path of the module that ran the operation."""
+    format: FloatFormat
+    """Format of the inputs."""
+    inputs: tuple[Array | None, ...]
+    """Their values, as far as the computation reads them."""
+    grad: Array | None = None
+    """In a backward pass, the gradient of the operation's output."""
+    grad_format: FloatFormat | None = None
+    position: int = 0
+    """In a backward pass, the input whose gradient was computed."""
+    target: Any = None
+    """Tensor or node to which the array belongs: that of the gradient, or the tensor that was cast."""
+
+
 class Observer(Protocol):
     """Is shown what the engine rounds; `observe.Record` is one."""
 
     kinds: Collection[str]
     """Which kinds of array to show: ``"activation"``, ``"activation gradient"``, ``"weight"`` (a weight cast to
-    another format), ``"weight gradient"``."""
+    another format, or after an update), ``"weight gradient"``, ``"update"``."""
+    traces: bool
+    """Whether to show whole backward passes, node by node."""
+
+    def layer(self, module: Any) -> str:
+        """Return the path of a module that is about to run."""
+
+    def cleared(self) -> None:
+        """Take note that gradients were forgotten, which ends a training step."""
+
+    def updated(self, parameter: Any, before: Array, after: Array, meant: int, lost: int) -> None:
+        """Take note of one update of a parameter, or of its master weights.
+
+        ``meant`` counts the elements whose update was not zero; ``lost``, those among them that stayed as they were.
+        """
+
+    def walked(self, node: Any, grad: Array) -> None:
+        """Take note of the complete gradient of a node's output, before the operation's rule is applied."""
+
+    def arrived(self, leaf: Any, grad: Array) -> None:
+        """Take note of the complete gradient of a leaf."""
 
     def rounded(
-        self, kind: str, producer: str, fmt: FloatFormat, before: Array, after: Array, counters: Counters
+        self,
+        kind: str,
+        producer: str,
+        fmt: FloatFormat,
+        before: Array,
+        after: Array,
+        counters: Counters,
+        origin: Origin | None,
     ) -> None:
         """Take note of one array.
 
@@ -69,6 +118,8 @@ class Observer(Protocol):
             The array before and after rounding to ``fmt``.
         counters
             What that rounding did.
+        origin
+            Which computation made the array.
         """
 
 
@@ -87,6 +138,8 @@ class Settings:
     policy: Policy | None = None
     quantization: Quantization | None = None
     observer: Observer | None = None
+    layer: str = ""
+    """Path of the module that is running; kept only for an observer."""
     grad_enabled: bool = True
     meter: Meter | None = None
     inner: Inner = FP32_INSIDE

@@ -18,6 +18,7 @@ from mpsim.ops import TABLE, Call, Operation, Site
 from mpsim.promotion import meet, natural_format
 from mpsim.settings import (
     Observer,
+    Origin,
     Policy,
     Settings,
     is_grad_enabled,
@@ -402,7 +403,10 @@ def _record(
     kind = "weight" if holds_weight else "activation"
     if now.meter is not None:
         _meter_leaves(inputs)
-    data = rounded(raw, fmt, operation.exact, kind, operation.name)
+    origin = None
+    if now.observer is not None:
+        origin = Origin(operation, now.layer, first.format, arrays, target=first if holds_weight else None)
+    data = rounded(raw, fmt, operation.exact, kind, operation.name, origin)
     result = wrap(data, fmt)
     if any(wanted):
         result._requires_grad = True
@@ -415,6 +419,7 @@ def _record(
             data if operation.reads is None or "output" in operation.reads else stand_in(data),
             fmt,
             holds_weight,
+            now.layer,
         )
         if now.meter is not None:
             for array in call.saved.values():

@@ -18,6 +18,7 @@ from mpsim.cli import (  # noqa: F401  (their commands add themselves)
     machines,
     numbers,
     recipes,
+    reports,
     studies,
 )
 from mpsim.cli._common import MistakeError, app

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.formats import FormatLike
-from mpsim.tensor import Tensor
+from mpsim.tensor import Tensor, settings, using
 
 __all__ = ["Buffer", "Module", "Parameter"]
 
@@ -42,7 +42,11 @@ class Module:
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Compute the output."""
-        return self.forward(*inputs, **options)
+        observer = settings().observer
+        if observer is None:
+            return self.forward(*inputs, **options)
+        with using(layer=observer.layer(self)):
+            return self.forward(*inputs, **options)
 
     # What is below.
 
@@ -132,6 +136,9 @@ class Module:
         """Forget all gradients."""
         for parameter in self.parameters():
             parameter.grad = None
+        observer = settings().observer
+        if observer is not None:
+            observer.cleared()
 
     def to(self, format: FormatLike) -> Self:
         """Round every parameter and buffer to ``format``, in place; returns the module."""

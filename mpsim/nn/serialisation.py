@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim._files import replace
 from mpsim.nn import safetensors
 from mpsim.nn.module import Module
 from mpsim.tensor import Tensor
@@ -51,8 +50,7 @@ def save(state: Module | State, path: str | os.PathLike[str]) -> None:
     write, _ = _codec(target)
     held = state.state_tensors() if isinstance(state, Module) else state
     tensors = {name: _checked(name, value) for name, value in held.items()}
-    with _replacing(target) as file:
-        write(tensors, file)
+    replace(target, lambda file: write(tensors, file))
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
@@ -76,21 +74,6 @@ def _checked(name: str, value: Tensor | ArrayLike) -> Tensor | NDArray[Any]:
         return value
     array = np.asarray(value)
     return array if array.dtype.kind in "iu" else Tensor(array)
-
-
-@contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Give a file to write that takes the place of ``target`` once it is complete."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _write_npz(tensors: Mapping[str, Tensor | NDArray[Any]], file: IO[bytes]) -> None:

@@ -28,7 +28,7 @@ from mpsim.optim.updates import (
 from mpsim.rounding import round_to
 from mpsim.scales import round_scaled
 from mpsim.stochastic import DrawsLike, in_blocks
-from mpsim.tensor import Tensor
+from mpsim.tensor import Tensor, settings
 from mpsim_kernels._threads import AT_LEAST, in_ranges
 from mpsim_kernels.floating_point import default_environment
 
@@ -234,6 +234,9 @@ class Optimizer(abc.ABC):
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad.data = np.zeros_like(parameter.grad.data)
+        observer = settings().observer
+        if observer is not None:
+            observer.cleared()
 
     # The step.
 
@@ -292,6 +295,9 @@ class Optimizer(abc.ABC):
         for seen in (self.counts, self.parameter_counts[slot.index]):
             seen.updates += counts[0]
             seen.lost += counts[1]
+        observer = settings().observer
+        if observer is not None:
+            observer.updated(parameter, slot.weights(), out, *counts)
         new = out.reshape(parameter.shape)
         if "master" in slot.arrays:
             slot.arrays["master"] = new

@@ -1,4 +1,4 @@
-"""Figures. Each function draws into ``ax``, or into a new figure, and returns the Axes."""
+"""Figures of the studies and of single dot products."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mpsim.experiments import examples
 from mpsim.experiments.underflow import LOSS_SCALING, MASTER_WEIGHTS, Result
 from mpsim.formats import FormatLike, get_format
 from mpsim.matmul import Step
+from mpsim.plots._common import BANDS, LINES, axes, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,29 +31,15 @@ __all__ = [
     "training_curves",
 ]
 
-_BANDS = {"lost": "#d1495b", "subnormal": "#edae49", "normal": "#66a182", "overflow": "#8d5a97"}
-_LINES = ("#00798c", "#d1495b", "#edae49", "#30638e", "#66a182", "#8d5a97")
-
-
-def _axes(ax: Axes | None) -> Axes:
-    if ax is not None:
-        return ax
-    from matplotlib.figure import Figure
-
-    # A Figure of its own, not pyplot's: nothing global is touched, and nothing stays open.
-    return Figure(figsize=(7.0, 4.2), layout="constrained").subplots()
-
-
-def _legend(ax: Axes, where: Any) -> None:
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=8, loc=where)
-
 
 def gradient_histogram(
     exponents: Sequence[int],
     counts: Sequence[int],
     fmt: FormatLike = "fp16",
     ax: Axes | None = None,
+    *,
+    what: str = "activation gradient",
+    title: str | None = None,
 ) -> Axes:
     """Draw how magnitudes are spread, over the bands in which a format loses, keeps or overflows them.
 
@@ -64,9 +51,11 @@ def gradient_histogram(
         Its bands under nearest-even: lost up to half the smallest subnormal, which is a tie and goes to zero;
         subnormal; normal; overflow from halfway beyond the largest finite number.
     ax : Axes, optional
+    what, title : str, optional
+        What the numbers are, for the axes; a title in place of the usual one.
     """
     f = get_format(fmt)
-    ax = _axes(ax)
+    ax = axes(ax)
     total = max(sum(counts), 1)
     shares = 100.0 * np.asarray(counts, np.float64) / total
     lost = f.quantum_exponent - 1
@@ -88,27 +77,27 @@ def gradient_histogram(
         left, right = max(start, low), min(stop, high)
         if name == "subnormal" and not f.has_subnormals:
             continue
-        ax.axvspan(left, right, color=_BANDS[name], alpha=0.25, linewidth=0)
+        ax.axvspan(left, right, color=BANDS[name], alpha=0.25, linewidth=0)
         inside = sum(share for e, share in zip(exponents, shares, strict=True) if start <= e < stop)
         label = f"{name}\n{inside:.1f} %"
         ax.text((left + right) / 2, top * 0.985, label, ha="center", va="top", fontsize=9, zorder=4)
-    ax.axvline(lost, color=_BANDS["lost"], linewidth=1.2, zorder=2)
+    ax.axvline(lost, color=BANDS["lost"], linewidth=1.2, zorder=2)
     ax.set(xlim=(low, high), ylim=(0, top))
-    ax.set_xlabel("log2 |activation gradient| before rounding")
-    ax.set_ylabel("share of nonzero gradients, %")
-    ax.set_title(f"What {f.name.upper()} would lose without loss scaling: all up to 2^{lost}")
+    ax.set_xlabel(f"log2 |{what}| before rounding")
+    ax.set_ylabel("share of the numbers that are not zero, %")
+    ax.set_title(title or f"What {f.name.upper()} would lose without loss scaling: all up to 2^{lost}")
     return ax
 
 
 def accuracy_by_scale(result: Result, ax: Axes | None = None) -> Axes:
     """Draw test accuracy, and the share of gradients that are zero, against the constant loss scale."""
-    ax = _axes(ax)
+    ax = axes(ax)
     arms = [m for m in result.part(LOSS_SCALING) if m.arm.loss_scale is not None and np.isfinite(m.arm.loss_scale)]
     scales = [float(m.arm.loss_scale or 0) for m in arms]
     low = result.config.low.upper()
-    ax.plot(scales, [100 * m.accuracy for m in arms], "o-", color=_LINES[0], label=f"{low}: test accuracy")
-    ax.plot(scales, [100 * m.zero for m in arms], "s--", color=_LINES[1], label=f"{low}: gradients that are zero")
-    for name, style, colour in (("FP32", ":", _LINES[3]), (f"{low}, dynamic", "-.", _LINES[5])):
+    ax.plot(scales, [100 * m.accuracy for m in arms], "o-", color=LINES[0], label=f"{low}: test accuracy")
+    ax.plot(scales, [100 * m.zero for m in arms], "s--", color=LINES[1], label=f"{low}: gradients that are zero")
+    for name, style, colour in (("FP32", ":", LINES[3]), (f"{low}, dynamic", "-.", LINES[5])):
         found = result.find(name)
         if found is not None:
             ax.axhline(100 * found.accuracy, linestyle=style, color=colour, label=f"{name}: test accuracy", zorder=1)
@@ -118,56 +107,56 @@ def accuracy_by_scale(result: Result, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("loss scale")
     ax.set_ylabel("%")
     ax.set_title("A larger loss scale brings the gradients back")
-    _legend(ax, "lower center")
+    legend(ax, "lower center")
     return ax
 
 
 def loss_curves(result: Result, part: str = MASTER_WEIGHTS, ax: Axes | None = None) -> Axes:
     """Draw the mean training loss of each pass, for the arms of one part."""
-    ax = _axes(ax)
+    ax = axes(ax)
     for i, m in enumerate(result.part(part)):
         passes = np.arange(1, len(m.losses) + 1)
         style = ("-", "--", "-", "-")[i % 4]
-        ax.plot(passes, m.losses, style, color=_LINES[i % len(_LINES)], label=m.arm.name)
+        ax.plot(passes, m.losses, style, color=LINES[i % len(LINES)], label=m.arm.name)
     ax.set_xlabel("pass over the data")
     ax.set_ylabel("mean training loss")
     ax.set_title("Without an FP32 copy of the weights, small updates are lost")
-    _legend(ax, "best")
+    legend(ax, "best")
     return ax
 
 
 def loss_scale_curve(result: Result, ax: Axes | None = None) -> Axes:
     """Draw the dynamic loss scale step by step, with the skipped steps."""
-    ax = _axes(ax)
+    ax = axes(ax)
     found = result.find(f"{result.config.low.upper()}, dynamic")
     scales = np.asarray(found.scales if found else (), np.float64)
     skipped = np.asarray(found.skipped if found else (), np.int64)
-    ax.step(np.arange(scales.size), scales, where="post", color=_LINES[0], label="loss scale")
+    ax.step(np.arange(scales.size), scales, where="post", color=LINES[0], label="loss scale")
     if skipped.size:
         label = f"{skipped.size} skipped steps"
-        ax.plot(skipped, scales[skipped], "x", color=_LINES[1], label=label, zorder=3)
+        ax.plot(skipped, scales[skipped], "x", color=LINES[1], label=label, zorder=3)
     if scales.size:
         ax.set_yscale("log", base=2)
     ax.set_xlabel("training step")
     ax.set_ylabel("loss scale")
     ax.set_title(f"Dynamic scaling: doubled after {result.config.growth_interval} clean steps, halved by an overflow")
-    _legend(ax, "lower right")
+    legend(ax, "lower right")
     return ax
 
 
 def training_curves(result: examples.Result[Any], task: str, ax: Axes | None = None) -> Axes:
     """Draw how an example's training went in each arithmetic; long curves as means of neighbours."""
-    ax = _axes(ax)
+    ax = axes(ax)
     goal = result.example.goal
     for i, run in enumerate(r for r in result.runs if r.task == task):
         width = max(len(run.curve) // 60, 1)
         means = [float(np.mean(run.curve[k : k + width])) for k in range(0, len(run.curve), width)]
         label = f"{run.arithmetic.name}: {goal.what} {run.score:{goal.shown}}"
-        ax.plot(np.arange(len(means)) * width, means, ("-", "--", ":")[i % 3], color=_LINES[i % 6], label=label)
+        ax.plot(np.arange(len(means)) * width, means, ("-", "--", ":")[i % 3], color=LINES[i % 6], label=label)
     ax.set_xlabel(goal.each)
     ax.set_ylabel(goal.curve)
     ax.set_title(task)
-    _legend(ax, "best")
+    legend(ax, "best")
     return ax
 
 
@@ -196,11 +185,11 @@ def alignment(step: Step, ax: Axes | None = None) -> Axes:
     """
     if "kept" not in step.columns:
         raise ValueError(f"step {step.title!r} has the columns {', '.join(step.columns)}; it aligns nothing to draw")
-    ax = _axes(ax)
+    ax = axes(ax)
     terms = [row for row in step.rows if isinstance(row[2], int)]
     quantum = next(fact for name, fact in step.facts if name in ("aligned to multiples of", "sum of the kept products"))
     for y, (_, value, exponent, kept, cut) in enumerate(terms):
-        for part, colour in ((kept, _LINES[0]), (cut, _LINES[1])):
+        for part, colour in ((kept, LINES[0]), (cut, LINES[1])):
             if isinstance(part, Fraction) and part != 0:
                 low = (part.denominator & -part.denominator).bit_length() - 1
                 lowest = -low if part.denominator > 1 else (part.numerator & -part.numerator).bit_length() - 1
@@ -216,7 +205,7 @@ def alignment(step: Step, ax: Axes | None = None) -> Axes:
     ax.set_title(step.title)
     from matplotlib.patches import Patch
 
-    handles = [Patch(color=_LINES[0], label="bits kept"), Patch(color=_LINES[1], label="bits cut off")]
+    handles = [Patch(color=LINES[0], label="bits kept"), Patch(color=LINES[1], label="bits cut off")]
     ax.legend(handles=handles, fontsize=8, loc="center left")
     return ax
 
@@ -224,12 +213,12 @@ def alignment(step: Step, ax: Axes | None = None) -> Axes:
 def save_underflow(result: Result, folder: Path) -> list[Path]:
     """Write the figures of the underflow study as PNG files and return their paths."""
     baseline = result.find("FP32")
-    axes = {"loss-curves": loss_curves(result), "loss-scale": loss_scale_curve(result)}
+    drawn = {"loss-curves": loss_curves(result), "loss-scale": loss_scale_curve(result)}
     if baseline is not None:
-        axes["gradient-histogram"] = gradient_histogram(baseline.exponents, baseline.counts, result.config.low)
-    axes["accuracy-by-scale"] = accuracy_by_scale(result)
+        drawn["gradient-histogram"] = gradient_histogram(baseline.exponents, baseline.counts, result.config.low)
+    drawn["accuracy-by-scale"] = accuracy_by_scale(result)
     paths = []
-    for name, ax in axes.items():
+    for name, ax in drawn.items():
         paths.append(folder / f"{name}.png")
         ax.figure.savefig(paths[-1], dpi=150)  # type: ignore[union-attr]
     return paths

@@ -1,0 +1,190 @@
+"""The first operation that made numbers unusable, with the operands of one bad element, and what would have helped."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpsim.counters import Counters
+from mpsim.encoding import encode
+from mpsim.exact import decimal_text
+from mpsim.formats import FloatFormat
+from mpsim.observe.operands import Operand, known, operands_of
+from mpsim.rounding import round_to
+from mpsim.settings import Origin
+
+if TYPE_CHECKING:
+    from mpsim.observe.record import Entry
+
+__all__ = ["CAUSES", "Finding", "find"]
+
+Array: TypeAlias = "NDArray[Any]"
+
+CAUSES = ("overflow", "nan", "flushed")
+"""What can be the matter with a result."""
+
+_WORDS = {"overflow": "overflowed", "nan": "became NaN", "flushed": "became zero"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An operation whose operands were usable and whose result is not."""
+
+    cause: str
+    """One of `CAUSES`."""
+    number: int
+    """Position among all arrays that the record saw."""
+    step: int
+    layer: str
+    """Path of the module that ran the operation."""
+    operation: str
+    kind: str
+    tensor: str
+    """The tensor that was computed, or whose gradient was: a parameter, or a layer and the operation that made it."""
+    format: FloatFormat
+    share: float
+    """Bad elements as a share of all; of ``"flushed"``, of all that were not zero before."""
+    index: tuple[int, ...]
+    """Place of the first bad element."""
+    value: float
+    """What the operation computed there, before rounding."""
+    code: int
+    """What became of it, as a bit pattern of ``format``."""
+    operands: tuple[Operand, ...]
+    loss_scale: float | None
+    """Loss scale in force, where the record knows a scaler."""
+    factor: float | None
+    """Power of two by which the loss scale must be multiplied: the smallest that flushes no more than the record
+    allows, or the largest that overflows nothing. None where no scale does both, and for what does not depend on it."""
+
+    @property
+    def exact(self) -> Fraction | float:
+        """The value before rounding as a fraction; infinities and NaNs as they are."""
+        return Fraction(self.value) if np.isfinite(self.value) else self.value
+
+    @property
+    def saving_scale(self) -> float | None:
+        """The loss scale that would have saved the tensor; None where there is none or the scale is not known."""
+        return None if self.loss_scale is None or self.factor is None else self.loss_scale * self.factor
+
+    def __str__(self) -> str:
+        place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
+        what = f"{self.kind} of {self.tensor}"
+        lines = [
+            f"step {self.step}, {self.operation} in layer {self.layer or '(none)'}: {self.share:.3g} of the {what} "
+            f"{_WORDS[self.cause]} in {self.format}",
+            f"  first bad element {place}: {_short(self.value)} became code {self.code:#0{self.digits}x}",
+        ]
+        for operand in self.operands:
+            terms = (f"{c:#x} = {_short(v)}" for c, v in zip(operand.codes, operand.values, strict=True))
+            shown = ", ".join(itertools.islice(terms, 3))
+            more = f" and {operand.count - 3} more" if operand.count > 3 else ""
+            lines.append(f"  {operand.name} in {operand.format}: {shown}{more}")
+        return "\n".join([*lines, f"  {self.remedy}"])
+
+    @property
+    def digits(self) -> int:
+        """Characters of the code in hexadecimal, with its prefix."""
+        return 2 + -(-self.format.bits // 4)
+
+    @property
+    def remedy(self) -> str:
+        """What the loss scale could have done about it, in words."""
+        if not self.kind.endswith("gradient"):
+            return "no loss scale changes a forward pass: a wider format is needed here"
+        if self.factor is None:
+            return "no loss scale helps"
+        scale = f"a loss scale of {self.saving_scale:g}, " if self.loss_scale is not None else "a loss scale "
+        times = f"{self.factor:g} times" if self.factor > 1 else f"1/{1 / self.factor:g} of"
+        end = "that in force" if self.loss_scale is None else f"the {self.loss_scale:g} in force"
+        return f"{scale}{times} {end}, would have saved it"
+
+
+def _short(x: float) -> str:
+    return decimal_text(Fraction(x), 6) if np.isfinite(x) else str(x)
+
+
+def find(
+    cause: str,
+    entry: Entry,
+    number: int,
+    before: Array,
+    after: Array,
+    counters: Counters,
+    not_finite: int,
+    origin: Origin,
+    flushed: float,
+    scale: float | None,
+) -> Finding | None:
+    """Return what is the matter with one result; None if nothing is, or it was so with the operands already."""
+    bad = _bad(cause, before, after, counters, not_finite, origin, flushed)
+    if bad is None:
+        return None
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), before.shape))
+    of = before.size - counters.zeros if cause == "flushed" else before.size
+    return Finding(
+        cause=cause,
+        number=number,
+        step=entry.step,
+        layer=origin.layer,
+        operation=entry.operation,
+        kind=entry.kind,
+        tensor=entry.tensor,
+        format=entry.format,
+        share=int(np.count_nonzero(bad)) / of,
+        index=index,
+        value=float(before[index]),
+        code=int(encode(after[index], entry.format)),
+        operands=operands_of(origin, index, before.shape, entry.format),
+        loss_scale=scale,
+        factor=_factor(cause, before, entry.format, flushed) if entry.kind.endswith("gradient") else None,
+    )
+
+
+def _bad(
+    cause: str, before: Array, after: Array, counters: Counters, not_finite: int, origin: Origin, flushed: float
+) -> NDArray[np.bool_] | None:
+    """Return which elements are bad, or None."""
+    if cause == "flushed":
+        nonzero = before.size - counters.zeros
+        if counters.underflows <= flushed * nonzero or not counters.underflows:
+            return None
+        return np.asarray((before != 0) & (after == 0))
+    if cause == "overflow" and counters.overflows:
+        lost = np.isfinite(before) & ~np.isfinite(after)
+        return lost if lost.any() else np.asarray(np.abs(before) > np.abs(after))  # held at the largest number
+    if not not_finite:
+        return None
+    operands = [array for _, array, _ in known(origin, origin.format)]
+    if cause == "overflow":
+        made, usable = np.isinf(before), all(np.isfinite(array).all() for array in operands)
+    else:
+        made, usable = np.isnan(before), not any(np.isnan(array).any() for array in operands)
+    return made if usable and made.any() else None
+
+
+def _factor(cause: str, before: Array, fmt: FloatFormat, flushed: float) -> float | None:
+    """Return the power of two nearest 1 that, as a factor on all numbers, takes the cause away."""
+    sizes = np.sort(np.abs(before[np.isfinite(before) & (before != 0)]).astype(np.float64))
+    if cause == "nan" or not sizes.size or not np.isfinite(before).all():
+        return None
+    if cause == "overflow":
+        factors = (2.0**-e for e in range(1, 1100))
+        return next((f for f in factors if _fits(sizes[-1] * f, fmt)), None)
+    # Rounding is monotone: what is flushed are the smallest.
+    least = sizes[int(flushed * sizes.size)] if flushed < 1 else sizes[-1]
+    factors = (2.0**e for e in range(1, 1023))
+    factor = next((f for f in factors if round_to(least * f, fmt) != 0), None)
+    return factor if factor is not None and _fits(sizes[-1] * factor, fmt) else None
+
+
+def _fits(x: float, fmt: FloatFormat) -> bool:
+    """Return whether a number does not overflow."""
+    counters = Counters()
+    round_to(x, fmt, counters=counters)
+    return counters.overflows == 0
