@@ -75,8 +75,8 @@ class Record:
     flushed : float
         `first_bad` finds a tensor of which a larger share of the nonzero numbers is rounded to zero.
     causes : bool
-        Follow every gradient beside its backward pass in FP64, so that `why_zero` can say why a zero is one. Costs
-        about one more backward pass.
+        Follow every gradient beside its backward pass in FP64, so that `why_zero` can say why a zero is one. Every
+        rule of the backward pass then runs three times, two of them in FP64.
 
     Attributes
     ----------

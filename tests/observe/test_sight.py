@@ -58,6 +58,21 @@ def test_a_second_model_does_not_take_the_names_of_the_first():
     assert {"0", "1", "2", "Sequential.0"} <= set(record.layers("activation"))
 
 
+def test_clearing_gradients_of_model_and_optimizer_ends_one_step():
+    model = network()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with observe() as record:
+        for _ in range(2):
+            model(np.ones((1, 4), np.float32))
+            model.zero_grad()
+            optimizer.zero_grad()
+    assert record.step == 2
+    with observe() as record:
+        model(np.ones((1, 4), np.float32))
+        model.zero_grad()
+    assert record.step == 1
+
+
 def test_updates_that_leave_the_weight_are_stagnation():
     w = leaf([1.0, 1.0], "fp16")
     optimizer = optim.SGD([w], lr=1.0)
@@ -274,6 +289,7 @@ def test_a_record_comes_back_from_its_file(tmp_path):
         assert (a.step, a.kind, a.tensor, a.operation, a.format) == (b.step, b.kind, b.tensor, b.operation, b.format)
         assert a.counters == b.counters
         assert a.histogram.counts.tolist() == b.histogram.counts.tolist()
+        assert (a.histogram.zeros, a.histogram.not_finite) == (b.histogram.zeros, b.histogram.not_finite)
         assert (a.histogram.smallest, a.histogram.largest) == (b.histogram.smallest, b.histogram.largest)
 
 
