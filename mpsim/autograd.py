@@ -125,7 +125,8 @@ class _Pending:
         fmt, total = target.format, self._sums.get(target)
         kind = "weight gradient" if is_weight(target) else "activation gradient"
         producer = target.operation.name if isinstance(target, Node) else "leaf"
-        share = rounded(raw.values if isinstance(raw, Part) else raw, fmt, exact, kind, producer)
+        # What NumPy makes of arrays without dimensions is no array.
+        share = rounded(np.asarray(raw.values if isinstance(raw, Part) else raw), fmt, exact, kind, producer)
         if isinstance(raw, Part):
             if target not in self._own:
                 self._sums[target] = np.zeros(raw.shape, share.dtype) if total is None else total.copy()
