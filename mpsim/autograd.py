@@ -135,7 +135,8 @@ class _Pending:
         fmt, total = target.format, self._sums.get(target)
         kind = "weight gradient" if is_weight(target) else "activation gradient"
         producer = target.operation.name if isinstance(target, Node) else "leaf"
-        share = rounded(raw.values if isinstance(raw, Part) else raw, fmt, exact, kind, producer, origin)
+        values = np.asarray(raw.values if isinstance(raw, Part) else raw)  # NumPy makes no array of a single number
+        share = rounded(values, fmt, exact, kind, producer, origin)
         summed = None if origin is None else Origin(None, origin.layer, fmt, (total, share), target=target)
         if isinstance(raw, Part):
             if target not in self._own:

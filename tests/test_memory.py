@@ -92,3 +92,11 @@ def test_others_can_count_what_they_hold():
         meter.hold("optimizer state", state[2:], 32)
         assert memory.by_kind == {"optimizer state": 40}
     assert settings().meter is None
+
+
+def test_a_gradient_without_dimensions_is_held_like_any_other():
+    x = Tensor([1.0, 2.0], requires_grad=True)
+    with track() as memory:
+        loss = x.sum() * 3.0
+        (loss * 2.0).backward()
+    assert memory.peak_by_kind["activation gradient"] == 4

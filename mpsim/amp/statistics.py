@@ -15,6 +15,7 @@ from mpsim.amp.layers import Forward, weight_of, wrapped
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike, get_format
 from mpsim.nn import Module, Parameter
+from mpsim.settings import Origin
 from mpsim.tensor import Tensor, using
 
 __all__ = ["Collector", "Diversity", "StepStatistics", "TensorStatistics", "expected_noise"]
@@ -188,6 +189,7 @@ class Collector:
     """
 
     kinds = ("activation gradient", "weight gradient")
+    traces = False
 
     def __init__(self, model: Module, layer_scales: Mapping[str, float], loss_scale: float) -> None:
         self.layers = {
@@ -208,13 +210,36 @@ class Collector:
         self._seen: dict[int, tuple[Array, Array, FloatFormat, Counters]] = {}
 
     def rounded(
-        self, kind: str, producer: str, fmt: FloatFormat, before: Array, after: Array, counters: Counters
+        self,
+        kind: str,
+        producer: str,
+        fmt: FloatFormat,
+        before: Array,
+        after: Array,
+        counters: Counters,
+        origin: Origin | None,
     ) -> None:
         """Keep one array until its tensor's hook asks; called by the engine."""
         earlier = self._seen.get(id(before))
         if earlier is not None and earlier[1] is before and not counters.inexact:
             before, _, fmt, counters = earlier  # a cast back to FP32 changed nothing more
         self._seen[id(after)] = before, after, fmt, counters
+
+    def layer(self, module: Any) -> str:
+        """Return no path: layers are told apart by hooks."""
+        return ""
+
+    def cleared(self) -> None:
+        """Nothing: the collector lives for one step."""
+
+    def updated(self, parameter: Any, before: Array, after: Array, meant: int, lost: int) -> None:
+        """Nothing: lost updates come from the optimizer."""
+
+    def walked(self, node: Any, grad: Array) -> None:
+        """Nothing."""
+
+    def arrived(self, leaf: Any, grad: Array) -> None:
+        """Nothing."""
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpsim.counters import Counters
 from mpsim.formats import FP64
-from mpsim.ops import Part
+from mpsim.ops import FP32_INSIDE, Part
 from mpsim.settings import Origin
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class ZeroTrace:
         rule = node.operation.vjp
         if rule is None:
             return
-        call = dataclasses.replace(node.call, fmt=FP64, unit="native")
+        call = dataclasses.replace(node.call, fmt=FP64, unit="native", inner=FP32_INSIDE, site=None)
         wide = grad.astype(np.float64)
         exact = wide if exact is None else exact
         of_exact, of_rounded = (rule(call, g, node.output, *node.arrays, **node.options) for g in (exact, wide))
