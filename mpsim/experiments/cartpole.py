@@ -7,17 +7,14 @@ statistical gradient-following algorithms for connectionist reinforcement learni
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim import nn, optim
-from mpsim.experiments import examples
 from mpsim.experiments.checks import at_least
 from mpsim.experiments.examples import Arithmetic, Example, Goal, Run, Trainer
-from mpsim.experiments.registry import Progress
 from mpsim.tensor import Tensor, no_grad
 
 __all__ = ["EXAMPLE", "Config", "Policy", "accelerations", "discounted", "run", "step", "train"]
@@ -202,16 +199,8 @@ EXAMPLE = Example(
         statement="a policy learns to balance a pole from its returns, in every arithmetic.",
         source="Barto et al. 1983; Williams 1992",
     ),
+    config=Config,
     train=train,
 )
 
-
-def run(
-    config: Config | None = None,
-    *,
-    workers: int = 1,
-    progress: Progress | None = None,
-    on_part: Callable[[examples.Result[Config]], None] | None = None,
-) -> examples.Result[Config]:
-    """Run the study; arguments as for `experiments.run`."""
-    return EXAMPLE.run(config or Config(), workers, progress, on_part)
+run = EXAMPLE.run

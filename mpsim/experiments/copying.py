@@ -6,17 +6,14 @@ today: what was read has to be kept in the cells until it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim import nn, optim
-from mpsim.experiments import examples
 from mpsim.experiments.checks import at_least
 from mpsim.experiments.examples import Arithmetic, Example, Goal, Run, Trainer
-from mpsim.experiments.registry import Progress
 from mpsim.optim.lr_scheduler import CosineAnnealingLR
 from mpsim.tensor import Tensor, no_grad
 
@@ -119,16 +116,8 @@ EXAMPLE = Example(
         statement="an LSTM keeps symbols over many steps, in every arithmetic.",
         source="Hochreiter and Schmidhuber 1997; Micikevicius et al. 2018, 4",
     ),
+    config=Config,
     train=train,
 )
 
-
-def run(
-    config: Config | None = None,
-    *,
-    workers: int = 1,
-    progress: Progress | None = None,
-    on_part: Callable[[examples.Result[Config]], None] | None = None,
-) -> examples.Result[Config]:
-    """Run the study; arguments as for `experiments.run`."""
-    return EXAMPLE.run(config or Config(), workers, progress, on_part)
+run = EXAMPLE.run

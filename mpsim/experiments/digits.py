@@ -6,17 +6,14 @@ Kalamkar et al. 2019 (arXiv 1905.12322) report of networks for images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from mpsim import nn, optim
 from mpsim.datasets import Dataset
-from mpsim.experiments import examples
 from mpsim.experiments.checks import at_least
 from mpsim.experiments.examples import Arithmetic, Example, Goal, Run, Trainer
-from mpsim.experiments.registry import Progress
 from mpsim.experiments.training import standardised
 from mpsim.optim.lr_scheduler import CosineAnnealingLR
 from mpsim.tensor import no_grad
@@ -123,16 +120,8 @@ EXAMPLE = Example(
         statement="FP16 with loss scaling and BF16 train as FP32 does.",
         source="Micikevicius et al. 2018, 4; Kalamkar et al. 2019",
     ),
+    config=Config,
     train=train,
 )
 
-
-def run(
-    config: Config | None = None,
-    *,
-    workers: int = 1,
-    progress: Progress | None = None,
-    on_part: Callable[[examples.Result[Config]], None] | None = None,
-) -> examples.Result[Config]:
-    """Run the study; arguments as for `experiments.run`."""
-    return EXAMPLE.run(config or Config(), workers, progress, on_part)
+run = EXAMPLE.run

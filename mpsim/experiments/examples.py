@@ -199,6 +199,7 @@ class Example(Generic[ConfigT]):
     name: str
     tasks: Sequence[str]
     goal: Goal
+    config: type[ConfigT]
     train: Callable[[str, Arithmetic, ConfigT], Run]
     """A function of a module, so that it can be called in another process."""
 
@@ -209,12 +210,14 @@ class Example(Generic[ConfigT]):
 
     def run(
         self,
-        config: ConfigT,
-        workers: int,
-        progress: Progress | None,
-        on_part: Callable[[Result[ConfigT]], None] | None,
+        config: ConfigT | None = None,
+        *,
+        workers: int = 1,
+        progress: Progress | None = None,
+        on_part: Callable[[Result[ConfigT]], None] | None = None,
     ) -> Result[ConfigT]:
-        """Train everything; arguments as for `registry.run`."""
+        """Train everything; arguments as for `experiments.run`, with a configuration that was made already."""
+        config = self.config() if config is None else config
         done: dict[tuple[str, Arithmetic], Run] = {}
         result = Result(self, config, ())
         if progress:

@@ -67,7 +67,7 @@ def test_every_task_is_trained_in_every_arithmetic(monkeypatch: pytest.MonkeyPat
         seen.append((task, arithmetic, config))
         return Run(task=task, arithmetic=arithmetic, score=0.99, curve=(1.0,), skipped=0)
 
-    monkeypatch.setattr(digits, "EXAMPLE", dataclasses.replace(digits.EXAMPLE, train=train))
+    monkeypatch.setattr(digits, "run", dataclasses.replace(digits.EXAMPLE, train=train).run)
     parts: list[int] = []
     shares: list[float] = []
     result = experiments.run(
