@@ -122,8 +122,9 @@ def _plan(
     if shape == NARROW and f.m >= (23 if width == 32 else 52):
         shape = GENERAL  # NARROW drops a bit at least
     # A loop of its own for what is common; each takes seconds to compile.
-    adds = mode is Rounding.NEAREST_EVEN and shape == NARROW and not counted
-    to_nearest, any_shape = mode is Rounding.NEAREST_EVEN, GENERAL if width == 64 else shape
+    to_nearest = mode is Rounding.NEAREST_EVEN
+    adds = to_nearest and shape == NARROW and not counted
+    any_shape = GENERAL if width == 64 else shape
     if counted:
         rounder = make_rounder(width, ANY_MODE if draws else ANY_BUT_DRAWN, codes, EACH, GENERAL)
     elif adds:

@@ -137,19 +137,21 @@ class _Pending:
         producer = target.operation.name if isinstance(target, Node) else "leaf"
         values = np.asarray(raw.values if isinstance(raw, Part) else raw)  # NumPy makes no array of a single number
         share = rounded(values, fmt, exact, kind, producer, origin)
-        summed = None if origin is None else Origin(None, origin.layer, fmt, (total, share), target=target)
+
+        def added(earlier: Array) -> Array:
+            summed = None if origin is None else Origin(None, origin.layer, fmt, (earlier, share), target=target)
+            return rounded(np.asarray(earlier + share), fmt, False, kind, "accumulate", summed)
+
         if isinstance(raw, Part):
             if target not in self._own:
                 self._sums[target] = np.zeros(raw.shape, share.dtype) if total is None else total.copy()
-            if total is not None:
-                parts = np.asarray(self._sums[target][raw.index] + share)
-                share = rounded(parts, fmt, False, kind, "accumulate", summed)
-            self._sums[target][raw.index] = share
+            own = self._sums[target]
+            own[raw.index] = share if total is None else added(np.asarray(own[raw.index]))
             self._own.add(target)
         elif total is None:
             self._sums[target] = share
         else:
-            self._sums[target] = rounded(np.asarray(total + share), fmt, False, kind, "accumulate", summed)
+            self._sums[target] = added(total)
             self._own.add(target)
 
 

@@ -10,6 +10,8 @@ from bits import assert_same_bits
 from mpsim.matmul import matmul, matmul_codes
 from vectors import vectors
 
+CANCELLING = [[-(2.0**13), -0.5, -0.25, -0.125]], [[2.0**10], [1.0], [1.0], [1.0]]
+
 FIRST = [
     # Khattak and Mikaitis 2025: one large product, which 2**23 cancels, and three small ones.
     ("v100", "fp16", None, 0.0),
@@ -35,18 +37,17 @@ FIRST = [
 
 @pytest.mark.parametrize(("unit", "inputs", "instruction", "want"), FIRST)
 def test_what_is_left_beside_a_large_accumulator(unit: str, inputs: str, instruction: str | None, want: float) -> None:
-    a, b = [[-(2.0**13), -0.5, -0.25, -0.125]], [[2.0**10], [1.0], [1.0], [1.0]]
-    assert matmul(a, b, c=2.0**23, unit=unit, inputs=inputs, instruction=instruction).item() == want
+    assert matmul(*CANCELLING, c=2.0**23, unit=unit, inputs=inputs, instruction=instruction).item() == want
 
 
-@pytest.mark.parametrize("unit", ["a100", "h100", "mi100"])
+@pytest.mark.parametrize("unit", ["a100", "h100", "mi250x", "mi300x"])
 def test_fp64_chains_round_at_each_step(unit: str) -> None:
-    a, b = [[-(2.0**13), -0.5, -0.25, -0.125]], [[2.0**10], [1.0], [1.0], [1.0]]
-    if unit == "mi100":
-        with pytest.raises(ValueError, match="fp64"):  # CDNA 1 has no matrix instruction for it
-            matmul(a, b, c=2.0**23, unit=unit, inputs="fp64", out="fp64")
-        return
-    assert matmul(a, b, c=2.0**23, unit=unit, inputs="fp64", out="fp64").item() == -0.875
+    assert matmul(*CANCELLING, c=2.0**23, unit=unit, inputs="fp64", out="fp64").item() == -0.875
+
+
+def test_cdna_1_has_no_matrix_instruction_for_fp64() -> None:
+    with pytest.raises(ValueError, match="fp64"):
+        matmul(*CANCELLING, unit="mi100", inputs="fp64", out="fp64")
 
 
 @pytest.mark.parametrize(

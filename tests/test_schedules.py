@@ -211,6 +211,8 @@ def test_blocks_keep_their_scales_however_k_is_cut(name: str) -> None:
     both = matmul(qa, qb, unit="b200", inputs=name, split_k=2)
     assert_same_bits(both, part(range(192)) + part(range(192, 300)))
     promoted = matmul(qa, qb, unit="b200", inputs=name, promotion=128)
+    uncut = Schedule(promotion=128, tile=8)  # whose tiles cut nothing
+    assert_same_bits(matmul(qa, qb, unit="b200", inputs=name, schedule=uncut), promoted)
     assert_same_bits(promoted, part(range(128)) + part(range(128, 256)) + part(range(256, 300)))
     striped = matmul(qa, qb, unit="b200", inputs=name, stripes=2)
     even, odd = ([range(k, min(k + 32, 300)) for k in range(first, 300, 64)] for first in (0, 32))

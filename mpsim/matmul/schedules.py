@@ -180,11 +180,8 @@ def _require_whole_blocks(schedule: Schedule, row: MatrixUnit) -> None:
     """Refuse to cut K inside a block of elements that share a scale."""
     if not row.scale:
         return
-    lengths = {
-        "tile": schedule.tile,
-        "tile / stripes": schedule.tile // schedule.stripes,
-        "promotion": schedule.promotion,
-    }
+    cut = schedule.split_k > 1 or schedule.stripes > 1  # else a tile cuts nothing
+    lengths = {"tile / stripes": schedule.tile // schedule.stripes if cut else 0, "promotion": schedule.promotion}
     for name, length in lengths.items():
         if length % row.scale_block:
             raise ValueError(

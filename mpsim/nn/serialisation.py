@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim._files import replace
+from mpsim._npz import BROKEN
 from mpsim.nn import safetensors
 from mpsim.nn.module import Module
 from mpsim.tensor import Tensor
@@ -89,7 +90,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
         try:
             stored = np.load(file, allow_pickle=False)
             arrays = dict(stored) if isinstance(stored, np.lib.npyio.NpzFile) else {}
-        except (EOFError, ValueError, zipfile.BadZipFile) as error:
+        except BROKEN as error:
             raise ValueError(f"{path} is not a complete .npz file: {error}") from error
     if _MARK not in arrays:
         raise ValueError(f"{path} is an .npz file that mpsim.nn.save did not write: it has no {_MARK}")

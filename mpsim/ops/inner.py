@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 from numpy.typing import NDArray
 
 from mpsim.formats import FP64, FloatFormat, FormatLike, get_format
@@ -51,8 +52,8 @@ class Inner:
 
         It is rounded where every step is: a Python number among the operands is not a value of the format.
         """
-        step = fmt if self.rounded and fmt is not FP64 else None
-        if step is None and self.accumulator is None:
+        step = fmt if self.rounded else None
+        if fmt is FP64 or (step is None and self.accumulator is None):
             return array
         view = (array if step is None else round_to(array, step)).view(Stepwise)
         view.inner, view.step = self, step
@@ -135,9 +136,8 @@ class Stepwise(np.ndarray[Any, Any]):
     def _reduced(self, ufunc: np.ufunc, x: Array, options: dict[str, Any]) -> Any:
         if ufunc is not np.add:
             return ufunc.reduce(x, **options)
-        axes = options.get("axis", 0)
-        axes = tuple(range(x.ndim)) if axes is None else (axes,) if isinstance(axes, int) else axes
-        axes = tuple(axis % x.ndim for axis in axes)
+        axis = options.get("axis", 0)
+        axes = tuple(range(x.ndim)) if axis is None or not x.ndim else normalize_axis_tuple(axis, x.ndim)
         if not axes:
             return x
         kept = tuple(axis for axis in range(x.ndim) if axis not in axes)

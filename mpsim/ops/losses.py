@@ -101,17 +101,17 @@ def _bce_vjp(
 
 
 def _label_weights(
-    x: Array, target: NDArray[np.intp], weight: Array | None, ignore_index: int
+    call: Call, x: Array, target: NDArray[np.intp], weight: Array | None, ignore_index: int
 ) -> tuple[NDArray[np.intp], Array]:
     """Return labels that can be looked up, and the weight of each: 0 where it is to be ignored."""
     ignored = target == ignore_index
     labels = np.where(ignored, 0, target)
-    weights = np.ones(target.shape, x.dtype) if weight is None else weight[labels].astype(x.dtype)
+    weights = np.ones(target.shape, x.dtype) if weight is None else call.stepwise(weight[labels].astype(x.dtype))
     return labels, np.where(ignored, x.dtype.type(0), weights)
 
 
 def _nll_loss(
-    _: Call,
+    call: Call,
     input: Array,
     target: NDArray[np.intp],
     weight: Array | None = None,
@@ -120,7 +120,7 @@ def _nll_loss(
     label_smoothing: float = 0.0,
 ) -> Array:
     """Return minus the log-probability of each label, or its mix with the mean over classes, times its weight."""
-    labels, weights = _label_weights(input, target, weight, ignore_index)
+    labels, weights = _label_weights(call, input, target, weight, ignore_index)
     zero = input.dtype.type(0)
     losses = np.where(target == ignore_index, zero, -np.take_along_axis(input, labels[:, None], axis=1)[:, 0] * weights)
     if label_smoothing:
@@ -138,9 +138,9 @@ def _by_class(weight: Array, x: Array) -> Array:
 
 
 def _nll_loss_vjp(
-    _: Call,
+    call: Call,
     g: Array,
-    __: Array,
+    _: Array,
     input: Array,
     target: NDArray[np.intp],
     weight: Array | None = None,
@@ -148,7 +148,7 @@ def _nll_loss_vjp(
     reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
 ) -> Gradients:
-    labels, weights = _label_weights(input, target, weight, ignore_index)
+    labels, weights = _label_weights(call, input, target, weight, ignore_index)
     share = g / weights.sum() if reduction == "mean" else g
     per_label = np.broadcast_to(-share, target.shape)
     grad = np.zeros(input.shape, g.dtype)

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import zipfile
@@ -101,6 +102,17 @@ def test_a_flipped_bit_in_an_npz_file_is_noticed(tmp_path: Path):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"is not a complete \.npz file: .*CRC"):
         nn.load(path)
+
+
+def test_every_damaged_byte_gives_the_same_kind_of_error_or_none(tmp_path: Path):
+    path = tmp_path / "state.npz"
+    nn.save({"x": np.arange(3.0)}, path)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        for bit in (1, 64):
+            path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+            with contextlib.suppress(ValueError):
+                nn.load(path)
 
 
 def test_files_of_others_are_refused(tmp_path: Path):

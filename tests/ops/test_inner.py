@@ -212,12 +212,39 @@ def test_every_operation_runs_in_rounded_steps(name: str, shapes: Any, options: 
     np.testing.assert_allclose(y.data, want.data, rtol=0.1, atol=0.1)
 
 
+@pytest.mark.parametrize("accumulator", [None, "fp16"])
 @pytest.mark.parametrize("fmt", [FP64, FP32], ids=str)
-def test_wide_formats_differ_in_their_sums_at_most(fmt: FloatFormat):
+def test_wide_formats_differ_in_their_sums_at_most(fmt: FloatFormat, accumulator: str | None):
     x = Tensor(np.random.default_rng(0).normal(size=(3, 4)), format=fmt)
-    with inner_arithmetic("rounded"):
+    with inner_arithmetic("rounded", accumulator):
         got = functional.gelu(x * 3.0 / 7.0 - 1.0)
     assert_same_bits(got.data, functional.gelu(x * 3.0 / 7.0 - 1.0).data)
+
+
+def test_fp64_computes_as_ever():
+    ones = Tensor([1.0] * 4096, format="fp64")
+    with inner_arithmetic("rounded", "fp16"):
+        assert ones.sum().item() == 4096
+        assert functional.softmax(ones, -1).data[0] == 1 / 4096
+
+
+def test_the_sum_of_class_weights_goes_by_the_accumulator():
+    logits = Tensor(np.zeros((4096, 2)), format="fp16")
+    weight = np.array([1.0, 1.0], np.float32)
+    with inner_arithmetic(accumulator="fp16"):
+        loss = functional.nll_loss(logits - 1.0, np.zeros(4096, int), weight=weight)
+    assert loss.item() == 1  # both sums stop at 2048
+
+
+def test_axes_are_those_of_numpy():
+    x = Tensor(np.arange(12.0).reshape(4, 3), format="fp16")
+    with inner_arithmetic(accumulator="fp32"):
+        for wrong in (5, -4, (1, 1)):
+            with pytest.raises(ValueError, match="axis"):
+                x.sum(wrong)
+        assert x.sum(np.int64(1)).data.tolist() == x.sum(-1).data.tolist() == [3, 12, 21, 30]
+        assert x.sum((0, 1)).item() == x.sum().item() == 66
+        assert Tensor(2.0, format="fp16").sum(0).item() == 2
 
 
 # The switch.
