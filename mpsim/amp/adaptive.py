@@ -10,6 +10,7 @@ import numpy as np
 
 from mpsim.amp.autocast import autocast
 from mpsim.amp.layers import override_formats, weight_of, weighted
+from mpsim.amp.scale_rules import RULES, ScaleState
 from mpsim.amp.statistics import Collector, Diversity, StepStatistics, TensorStatistics, tensor_statistics
 from mpsim.counters import Counters
 from mpsim.formats import FP32, get_format
@@ -17,7 +18,7 @@ from mpsim.nn import Module, Parameter
 from mpsim.ops import UnitsLike
 from mpsim.optim import Optimizer
 from mpsim.rounding import round_to
-from mpsim.tensor import Tensor, matrix_unit, settings, wrap
+from mpsim.tensor import Tensor, matrix_unit, settings
 
 __all__ = ["AdaptiveTraining", "Controller", "Decision"]
 
@@ -118,6 +119,7 @@ class AdaptiveTraining:
             input_gradients=collector.input_gradients,
             lost_updates=lost,
             diversity=dict(self._diversity.last),
+            window=self._diversity.window,
         )
         self.history.append((now, statistics))
         self.decision = self.controller.next(now, statistics)
@@ -130,11 +132,8 @@ class AdaptiveTraining:
             if parameter.grad is None:
                 continue
             scale = collector.weight_scales.get(name.rpartition(".")[0], collector.scale)
-            finite = finite and bool(np.isfinite(parameter.grad.data).all())
-            with np.errstate(all="ignore"):
-                data = parameter.grad.data * np.float32(1.0 / np.float64(scale))
-            fmt = parameter.grad.format
-            parameter.grad = wrap(round_to(data, fmt).astype(fmt.value_dtype, copy=False), fmt)
+            (parameter.grad,), passed = RULES["torch"].unscale(ScaleState(scale), [parameter.grad])
+            finite = finite and passed
         return finite
 
     def _update(self, finite: bool) -> float:

@@ -161,7 +161,8 @@ class DiversitySwitch:
     -----
     After Rajagopal et al. 2020, "Multi-Precision Policy Enforced Training" (arXiv 2006.09049), with floating-point
     formats in place of their fixed point, and windows of steps in place of epochs. What is compared with the threshold
-    is the largest diversity since the last switch over the present one, each a mean over layers.
+    is the largest diversity since the last switch over the present one, each a mean over layers. Layers whose
+    gradients add up to zero have none, and a window without any does not count.
     """
 
     def __init__(
@@ -193,7 +194,10 @@ class DiversitySwitch:
         if not diversity or diversity == self._last or self._rung == len(self.ladder) - 1:
             return now
         self._last = diversity
-        self._seen.append(fmean(diversity.values()))
+        finite = [d for d in diversity.values() if math.isfinite(d)]
+        if not finite:
+            return now
+        self._seen.append(fmean(finite))
         threshold = self.alpha + self.beta * math.exp(-self.decay * len(self._seen))
         self._violations += max(self._seen) / self._seen[-1] > threshold
         if self._violations < self.patience:
@@ -229,7 +233,6 @@ class NoiseBudget:
         ladder: Sequence[str] = ("e5m2", "fp16", "fp32"),
         budget: float = 0.01,
         patience: int = 3,
-        window: int = 8,
         loss_scale: float = 1.0,
         unit: UnitsLike | None = None,
     ) -> None:
@@ -238,7 +241,7 @@ class NoiseBudget:
         if not budget > 0:
             raise ValueError(f"budget is {budget}; it must be positive")
         self.ladder = [get_format(name).name for name in ladder]
-        self.budget, self.patience, self.window = budget, patience, window
+        self.budget, self.patience = budget, patience
         self._start = Decision(format=self.ladder[-1], unit=unit, loss_scale=loss_scale)
         self._asked: Counter[tuple[str, str]] = Counter()
 
@@ -250,7 +253,7 @@ class NoiseBudget:
         """Change the format of layers that have asked for another long enough."""
         layers = dict(now.layers)
         for name, diversity in statistics.diversity.items():
-            wish = self._wish(name, statistics, sampling_share(diversity, self.window))
+            wish = self._wish(name, statistics, sampling_share(diversity, statistics.window))
             if wish == layers.get(name, now.format):
                 wish = ""
             self._asked = Counter({key: n for key, n in self._asked.items() if key[0] != name or key[1] == wish})
@@ -275,5 +278,7 @@ def sampling_share(diversity: float, window: int) -> float:
     >>> sampling_share(0.25, 4), sampling_share(1.0, 4)
     (0.0, 1.0)
     """
+    if window < 2:
+        raise ValueError(f"window is {window}; a diversity needs at least 2 steps")
     agreeing = (1 / diversity - 1) / (window - 1) if diversity else 1.0
     return min(max(1 - agreeing, 0.0), 1.0)

@@ -15,6 +15,7 @@ from mpsim.amp.layers import Forward, weight_of, wrapped
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike, get_format
 from mpsim.nn import Module, Parameter
+from mpsim.observe.histograms import Histogram
 from mpsim.settings import Origin
 from mpsim.tensor import Tensor, using
 
@@ -71,6 +72,8 @@ class StepStatistics:
     """Share of this step's weight updates that left the weight unchanged; NaN for a skipped step."""
     diversity: Mapping[str, float]
     """Gradient diversity of each layer over the last full window (see `Diversity`); empty before."""
+    window: int
+    """Steps of that window."""
 
 
 def tensor_statistics(
@@ -82,11 +85,11 @@ def tensor_statistics(
         signal, noise = float(np.sum(exact * exact)), float(np.sum((after - exact) ** 2))
         norm = math.sqrt(signal) / scale if math.isfinite(signal) else math.inf
         largest = float(np.max(np.abs(exact), initial=0.0)) / scale
-    nonzero = np.abs(before[np.isfinite(before) & (before != 0)])
-    exponents, counts = np.unique(np.frexp(nonzero)[1].astype(np.int64) - 1, return_counts=True)
+    exponents, counts = Histogram.of(before).occupied()
+    seen = counts > 0
     sqnr = _decibels(signal, noise)
     lost, over = counters.share("underflows"), counters.share("overflows")
-    return TensorStatistics(before.shape, fmt, norm, largest, scale, lost, over, sqnr, exponents, counts)
+    return TensorStatistics(before.shape, fmt, norm, largest, scale, lost, over, sqnr, exponents[seen], counts[seen])
 
 
 def _decibels(signal: float, noise: float) -> float:
@@ -94,18 +97,16 @@ def _decibels(signal: float, noise: float) -> float:
         return -math.inf
     if noise == 0:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal else 0.0
+    return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-def expected_noise(statistics: TensorStatistics, fmt: FormatLike, scale: float | None = None) -> float:
+def expected_noise(statistics: TensorStatistics, fmt: FormatLike) -> float:
     """Return the share of a tensor's squares that rounding to a format is expected to take, from the histogram.
 
     Parameters
     ----------
     statistics : TensorStatistics
     fmt : FloatFormat or name
-    scale : float, optional
-        Scale on the tensor; that of the statistics unless given.
 
     Notes
     -----
@@ -113,16 +114,13 @@ def expected_noise(statistics: TensorStatistics, fmt: FormatLike, scale: float |
     rounding errors lie evenly within half an ulp, with a mean square of ulp**2 / 12. An element that overflows counts
     as a loss of everything.
     """
-    fmt = get_format(fmt)
-    shift = 0 if scale is None else math.log2(scale / statistics.scale)
-    exponents = statistics.exponents + shift
-    square = 7 / 3 * np.exp2(2.0 * exponents)  # mean of x**2 for x even in [2**e, 2**(e+1))
-    ulp = np.exp2(np.maximum(np.floor(exponents), fmt.emin) - fmt.p + 1)
-    noise = np.minimum(ulp**2 / 12, square)
-    noise = np.where(exponents > fmt.emax, square, noise)
-    total = float(np.sum(statistics.counts * square))
-    if np.any((exponents > fmt.emax) & (statistics.counts > 0)):
+    fmt, exponents = get_format(fmt), statistics.exponents
+    if np.any(exponents > fmt.emax):
         return 1.0
+    square = 7 / 3 * np.exp2(2.0 * exponents)  # mean of x**2 for x even in [2**e, 2**(e+1))
+    ulp = np.exp2(np.maximum(exponents, fmt.emin) - fmt.p + 1.0)
+    noise = np.where(exponents < fmt.emin - fmt.p, square, ulp**2 / 12)
+    total = float(np.sum(statistics.counts * square))
     return float(np.sum(statistics.counts * noise)) / total if total else 0.0
 
 
@@ -137,7 +135,7 @@ class Diversity:
     Notes
     -----
     The sum of the squared norms over the squared norm of the sum (Yin et al. 2018, arXiv 1706.05699): 1/window where
-    all gradients agree, 1 where they are orthogonal, more where they cancel.
+    all gradients agree, 1 where they are orthogonal, more where they cancel; infinite where their sum is zero.
 
     Examples
     --------

@@ -9,11 +9,13 @@ from bits import assert_same_bits
 from mpsim import amp, nn, optim
 from mpsim.amp.adaptive import AdaptiveTraining, Controller, Decision
 from mpsim.amp.controllers import DiversitySwitch, DynamicLossScale, LayerScales, NoiseBudget, Phases, sampling_share
-from mpsim.amp.statistics import StepStatistics
+from mpsim.amp.statistics import StepStatistics, TensorStatistics, tensor_statistics
+from mpsim.counters import Counters
+from mpsim.formats import FP32
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 LABELS = np.arange(8) % 3
-BLANK = StepStatistics(0, 1.0, True, {}, {}, {}, {}, 0.0, {})
+BLANK = StepStatistics(0, 1.0, True, {}, {}, {}, {}, 0.0, {}, 2)
 
 
 def network() -> nn.Sequential:
@@ -104,6 +106,10 @@ def test_phases_hold_from_their_step_on():
             Phases(wrong)
 
 
+def statistics_of(x: np.ndarray) -> TensorStatistics:
+    return tensor_statistics(x, x, FP32, Counters(), 1.0)
+
+
 def fed(controller: Controller, diversities: Sequence[float]) -> list[str]:
     now, formats = controller.first(), []
     for step, diversity in enumerate(diversities):
@@ -121,6 +127,19 @@ def test_a_format_is_widened_when_diversity_has_sunk_often_enough():
         DiversitySwitch([])
 
 
+def test_a_window_of_zero_gradients_does_not_widen_the_format():
+    def switch() -> DiversitySwitch:
+        return DiversitySwitch(["e5m2", "fp16"], alpha=1.0, beta=0.0, patience=1)
+
+    assert fed(switch(), [0.5, math.inf, 0.6, 0.7, 0.8]) == ["e5m2"] * 5
+    assert fed(switch(), [0.5, math.inf, 0.4]) == ["e5m2", "e5m2", "fp16"]
+    controller, formats = switch(), []
+    for other in (0.6, 0.7, 0.8, 0.7):  # beside a layer that has no gradient
+        statistics = dataclasses.replace(BLANK, diversity={"0": math.inf, "1": other})
+        formats.append(controller.next(controller.first(), statistics).format)
+    assert formats == ["e5m2", "e5m2", "e5m2", "fp16"]
+
+
 def test_the_threshold_decays():
     controller = DiversitySwitch(["e5m2", "fp16"], alpha=1.0, beta=1.0, decay=1.0, patience=1)
     # Ratio 1.2 against 1 + exp(-j): above it first in the second window.
@@ -135,19 +154,32 @@ def test_a_share_of_sampling_noise():
     diversity = np.sum(gradients**2) / np.sum(gradients.sum(axis=0) ** 2)
     assert abs(sampling_share(float(diversity), r) - 0.8) < 0.01  # some 30 standard errors of 1e5 elements
     assert (sampling_share(math.inf, 4), sampling_share(5.0, 4)) == (1.0, 1.0)
+    with pytest.raises(ValueError, match="window is 1"):
+        sampling_share(0.5, 1)
+
+
+def test_the_share_is_that_of_the_window_over_which_diversity_was_taken():
+    # 1 - (1/0.25 - 1)/(r - 1): nothing over 4 steps, 0.8 over 16.
+    one = statistics_of(np.float32([1.0, 1.5]))
+    for window, want in ((4, "fp32"), (16, "e5m2")):
+        controller = NoiseBudget(("e5m2", "fp32"), budget=1.0, patience=1)
+        seen = dataclasses.replace(BLANK, diversity={"0": 0.25}, window=window, weight_gradients={"0": one})
+        now = controller.next(controller.first(), seen)
+        assert now.layers.get("0", now.format) == want
+    assert {s.window for _, s in train(Fixed(Decision()), 2).history} == {2}
 
 
 def test_a_larger_budget_gives_narrower_formats():
     chosen = {}
     for budget in (1e-9, 1e-4, 10.0):
-        training = train(NoiseBudget(("e5m2", "fp16", "fp32"), budget, patience=2, window=2), 10)
+        training = train(NoiseBudget(("e5m2", "fp16", "fp32"), budget, patience=2), 10)
         chosen[budget] = {training.decision.layers.get(name, training.decision.format) for name in ("0", "2")}
     assert chosen == {1e-9: {"fp32"}, 1e-4: chosen[1e-4], 10.0: {"e5m2"}}
     assert "fp16" in chosen[1e-4]
 
 
 def test_two_runs_give_the_same_bits():
-    runs = [train(NoiseBudget(budget=0.1, window=2), 8) for _ in range(2)]
+    runs = [train(NoiseBudget(budget=0.1), 8) for _ in range(2)]
     for a, b in zip(*(run.model.parameters() for run in runs), strict=True):
         assert_same_bits(a.data, b.data)
     assert [d for d, _ in runs[0].history] == [d for d, _ in runs[1].history]

@@ -28,6 +28,18 @@ def test_the_numbers_of_a_tensor():
     assert statistics([1 + 2.0**-11], "fp16").sqnr == 10 * math.log10((1 + 2.0**-11) ** 2 / 2.0**-22)
 
 
+def test_a_histogram_has_the_exponents_that_occur():
+    found = statistics([0.0, 3.0, -2.0, 2.0**-149, np.inf, np.nan], "fp32")
+    assert (found.exponents.tolist(), found.counts.tolist()) == ([-149, 1], [1, 2])
+    assert found.exponents.dtype == found.counts.dtype == np.int64
+
+
+def test_noise_without_a_signal_is_the_worst():
+    zero, one = np.zeros(1, np.float32), np.ones(1, np.float32)
+    assert tensor_statistics(zero, one, FP16, Counters(), 1.0).sqnr == -math.inf
+    assert tensor_statistics(zero, zero, FP16, Counters(), 1.0).sqnr == math.inf
+
+
 @pytest.mark.parametrize("fmt", ["fp16", "bf16", "e5m2", "e4m3"])
 @pytest.mark.parametrize("scale", [1.0, 2.0**-12, 2.0**-20])
 def test_the_noise_foreseen_from_a_histogram_is_that_of_rounding(fmt: str, scale: float):
@@ -41,7 +53,20 @@ def test_the_noise_foreseen_from_a_histogram_is_that_of_rounding(fmt: str, scale
 def test_an_element_that_overflows_is_a_loss_of_everything():
     found = statistics([1.0, 2.0**16], "fp32")
     assert expected_noise(found, "fp16") == 1
-    assert expected_noise(found, "fp16", scale=0.5) < 2.0**-20
+    assert expected_noise(statistics([0.5, 2.0**15], "fp32"), "fp16") < 2.0**-20
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "e5m2", "e4m3"])
+def test_the_noise_of_each_binade_about_the_smallest_numbers_is_that_of_rounding(fmt: str):
+    emin, p = get_format(fmt).emin, get_format(fmt).p
+    for e in range(emin - p - 3, emin + 2):
+        # Even in [2**e, 2**(e+1)), and never on a midpoint.
+        x = np.float32(2.0**e) * (1 + (np.arange(2**16, dtype=np.float32) + np.float32(0.5)) * np.float32(2.0**-16))
+        exact = x.astype(np.float64)
+        want = float(np.sum((round_to(x, fmt) - exact) ** 2) / np.sum(exact**2))
+        # 64 elements or more to each spacing: the mean square is too small by 2**-12 at most.
+        assert expected_noise(statistics(x, "fp32"), fmt) == pytest.approx(want, rel=2.0**-11)
+        assert (want == 1) == (e < emin - p)
 
 
 def test_diversity_is_the_share_of_squares_that_the_sum_keeps():
