@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import difflib
 import enum
+from collections.abc import Iterable
 from typing import Self
 
-__all__ = ["Choice", "NaN", "Overflow", "Rounding"]
+__all__ = ["Choice", "NaN", "Overflow", "Rounding", "unknown"]
+
+
+def unknown(argument: str, name: object, known: Iterable[str]) -> ValueError:
+    """Return the error for a name that is none of those known: it has the nearest, and all of them."""
+    names = [str(each) for each in known]
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"{argument} is {name!r}: {hint}it must be one of {', '.join(names)}")
 
 
 class Choice(enum.StrEnum):
@@ -18,9 +27,7 @@ class Choice(enum.StrEnum):
         try:
             return cls(name)
         except ValueError:
-            near = difflib.get_close_matches(str(name), [choice.value for choice in cls], n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"{argument} is {name!r}: {hint}it must be one of {', '.join(cls)}") from None
+            raise unknown(argument, name, cls) from None
 
 
 class Rounding(Choice):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from mpsim import nn
 from mpsim.amp.policies import FormatPolicy, get_policy
 from mpsim.formats import FormatLike
+from mpsim.modes import unknown
 from mpsim.nn import Module, Parameter
 from mpsim.tensor import using
 
@@ -68,10 +68,7 @@ def select(model: Module, which: str) -> dict[str, Module]:
         return {name: layer for name, layer in modules.items() if isinstance(layer, KINDS[which])}
     if which in modules:
         return {which: modules[which]}
-    known = ["first", "last", *KINDS, *filter(None, modules)]
-    near = difflib.get_close_matches(which, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"no layer is {which!r}: {hint}it must be one of {', '.join(known)}")
+    raise unknown("which", which, ["first", "last", *KINDS, *filter(None, modules)])
 
 
 @contextlib.contextmanager

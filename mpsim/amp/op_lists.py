@@ -6,13 +6,13 @@ the formats of their inputs, with ordinary promotion.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from mpsim.formats import FloatFormat
+from mpsim.modes import unknown
 
 __all__ = ["OP_LISTS", "FormatsUsed", "OpLists", "OpListsLike", "Treatment", "get_op_lists"]
 
@@ -121,9 +121,7 @@ def get_op_lists(ops: OpListsLike) -> OpLists:
     if isinstance(ops, Mapping):
         return OpLists("own", dict(ops))
     if ops not in OP_LISTS:
-        near = difflib.get_close_matches(str(ops), OP_LISTS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"ops is {ops!r}: {hint}it must be one of {', '.join(OP_LISTS)}, or a table of your own")
+        raise ValueError(f"{unknown('ops', ops, OP_LISTS)}, or a table of your own")
     return OP_LISTS[ops]
 
 

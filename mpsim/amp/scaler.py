@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from mpsim.amp.loss_scaling import LossScaler, require_state
 from mpsim.amp.scale_rules import RULES, ScaleRule
+from mpsim.modes import unknown
 
 __all__ = ["ConstantScaler", "GradScaler", "loss_scaler"]
 
@@ -167,18 +167,13 @@ def loss_scaler(name: str, enabled: bool = True, **changes: Any) -> LossScaler:
     1024.0
     >>> loss_scaler("megatrno")
     Traceback (most recent call last):
-    ValueError: loss scaler 'megatrno' is unknown; did you mean 'megatron'? There are: torch, micikevicius, apex, \
-apex-static, apex-fp16-utils, keras, jmp, megatron, deepspeed, fairseq
+    ValueError: loss_scaler: name is 'megatrno': did you mean 'megatron'? it must be one of torch, micikevicius, \
+apex, apex-static, apex-fp16-utils, keras, jmp, megatron, deepspeed, fairseq
     """
     if name not in RULES:
-        raise ValueError(f"loss scaler {name!r} is unknown; {_near(name, list(RULES))}")
+        raise unknown("loss_scaler: name", name, RULES)
     known = [f.name for f in fields(ScaleRule)]
     for key in changes:
         if key not in known:
-            raise ValueError(f"a loss scaler has no setting {key!r}; {_near(key, known)}")
+            raise unknown("loss_scaler: setting", key, known)
     return LossScaler(replace(RULES[name], **changes), enabled)
-
-
-def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return (f"did you mean {near[0]!r}? " if near else "") + f"There are: {', '.join(known)}"

@@ -137,5 +137,10 @@ def test_systems_by_name(name: str, weight: str | None, exp_avg: str | None, exp
 
 
 def test_an_unknown_system_is_an_error_that_lists_the_nearest():
-    with pytest.raises(ValueError, match=r"name is 'msamp-o2'.*nearest: ms-amp-o"):
+    with pytest.raises(ValueError, match=r"name is 'msamp-o2': did you mean 'ms-amp-o2'"):
         amp.optimizer_state("msamp-o2")
+
+
+def test_options_are_the_callers_own():
+    amp.optimizer_state("ms-amp-o2")["scaled"]["weight"] = "bf16"
+    assert amp.optimizer_state("ms-amp-o2")["scaled"]["weight"] == "fp16"

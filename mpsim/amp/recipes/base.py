@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import abc
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
+from mpsim.amp.recipes.operands import row_for
 from mpsim.formats import FloatFormat, get_format
+from mpsim.modes import unknown
 from mpsim.ops import Product, Roles
 from mpsim.units import UnitLike
 
 if TYPE_CHECKING:
     from mpsim.amp.recipes.site import LayerState, RecipeSite
 
-__all__ = ["BACKWARD", "Array", "Recipe", "named"]
+__all__ = ["BACKWARD", "Array", "Recipe", "named", "refuse_attention"]
 
 Array: TypeAlias = "NDArray[Any]"
 
@@ -48,9 +49,9 @@ class Recipe(abc.ABC):
         for each in (self.forward, self.backward, self.compute):
             get_format(each)
         for name in ("split", "unquantized"):
-            unknown = set(getattr(self, name)) - {"forward", *BACKWARD}
-            if unknown:
-                raise ValueError(f"{name} has {unknown.pop()!r}; there are forward, {', '.join(BACKWARD)}")
+            wrong = set(getattr(self, name)) - {"forward", *BACKWARD}
+            if wrong:
+                raise ValueError(f"{name} has {wrong.pop()!r}; there are forward, {', '.join(BACKWARD)}")
 
     def format_of(self, role: str) -> FloatFormat:
         """Return the format of what has a role: that of gradients, or that of all else."""
@@ -68,9 +69,10 @@ class Recipe(abc.ABC):
         """Whether a step depends on what a layer saw in earlier ones."""
         return False
 
-    @abc.abstractmethod
     def check(self, unit: UnitLike) -> None:
         """Raise a ValueError where a unit lacks an instruction that the products need."""
+        for pair in self.pairs:
+            row_for(unit, *pair)
 
     @abc.abstractmethod
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:
@@ -96,19 +98,24 @@ class Recipe(abc.ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
+def refuse_attention(recipe: Recipe, what: str, instead: str) -> None:
+    """Refuse to quantise the products of attention, which ``what`` cannot."""
+    if recipe.attention:
+        raise ValueError(f"attention is True; {what} for linear layers: {instead} takes both")
+
+
 T = TypeVar("T")
 
 
-def named(catalogue: Mapping[str, T], name: str, argument: str, kind: str) -> T:
-    """Return the entry of a catalogue.
+def named(catalogue: Mapping[str, T], name: str, argument: str) -> T:
+    """Return the entry of a catalogue, whose names may be in letters of either case, and with underscores.
 
     Raises
     ------
     ValueError
-        There is none of that name; the message lists the nearest ones.
+        There is none of that name; the message has the nearest one, and all others.
     """
     key = name.strip().lower().replace("_", "-")
     if key not in catalogue:
-        near = difflib.get_close_matches(key, catalogue, n=3, cutoff=0.4) or list(catalogue)
-        raise ValueError(f"{argument} is {name!r}, which is no {kind}; nearest: {', '.join(near)}")
+        raise unknown(argument, name, catalogue)
     return catalogue[key]

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpsim.amp.recipes.base import BACKWARD, Array, Recipe
+from mpsim.amp.recipes.base import BACKWARD, Array, Recipe, refuse_attention
 from mpsim.amp.recipes.operands import PROMOTION, Scaled, row_for
 from mpsim.amp.recipes.site import RecipeSite
 from mpsim.matmul import matmul
 from mpsim.ops import Product, Roles
 from mpsim.scales import amax_of, cast, current_scale, inverse_of, power_below
-from mpsim.units import UnitLike
 from mpsim_kernels.floating_point import default_environment
 
 __all__ = ["BlockScaling"]
@@ -54,13 +53,7 @@ class BlockScaling(Recipe):
             raise ValueError("rule is 'deepgemm', whose scales are float32: power_of_two=False goes with it")
         if set(self.split) != {"forward", *BACKWARD}:
             raise ValueError(f"split is {self.split}; with a scale for every 128 elements all products are split")
-        if self.attention:
-            raise ValueError("attention is True; scales by blocks are for linear layers: CurrentScaling takes both")
-
-    def check(self, unit: UnitLike) -> None:
-        """Raise a ValueError where a unit lacks an instruction that the products need."""
-        for pair in self.pairs:
-            row_for(unit, *pair)
+        refuse_attention(self, "scales by blocks are", "CurrentScaling")
 
     def quantize(self, x: Array, role: str) -> Scaled:
         """Return a matrix [M, K] in the format of its role, with scales [M or M/128, K/128]."""

@@ -56,7 +56,7 @@ def get_recipe(recipe: RecipeLike) -> Recipe:
     Raises
     ------
     ValueError
-        No recipe has that name; the message lists the nearest ones.
+        No recipe has that name; the message lists those that there are.
 
     Examples
     --------
@@ -67,4 +67,4 @@ def get_recipe(recipe: RecipeLike) -> Recipe:
         return recipe
     if not isinstance(recipe, str):
         raise TypeError(f"recipe is {recipe!r}; a Recipe or a name such as 'te-current' is needed")
-    return named(RECIPES, recipe, "recipe", "FP8 recipe")
+    return named(RECIPES, recipe, "recipe")

@@ -10,8 +10,7 @@ import numpy as np
 from mpsim.amp.recipes.base import Array
 from mpsim.amp.recipes.site import AmaxHistory, LayerState, RecipeSite
 from mpsim.amp.recipes.tensorwise import TensorScaling
-from mpsim.scales import amax_of
-from mpsim_kernels.floating_point import default_environment
+from mpsim.scales import amax_of, current_scale
 
 __all__ = ["DelayedScaling", "rolled"]
 
@@ -55,9 +54,7 @@ def rolled(
     after, scale = np.roll(history.amax, -1), history.scale
     after[0] = 0
     if np.isfinite(amax) and amax > 0:
-        with default_environment(), np.errstate(all="ignore"):
-            quotient = np.float32(largest * 2.0**-margin) / amax
-        scale = np.minimum(quotient, np.finfo(np.float32).max)
+        scale = np.float32(current_scale(np.asarray(amax), largest * 2.0**-margin))
     return AmaxHistory(after, scale)
 
 

@@ -12,7 +12,7 @@ from mpsim import units
 from mpsim.amp.recipes.base import Array, Recipe
 from mpsim.amp.recipes.site import RecipeSite
 from mpsim.blocks import MXFP8_E4M3, MXFP8_E5M2, BlockArray, BlockFormat, ScaleRule, dequantize, quantize
-from mpsim.formats import FP32
+from mpsim.formats import FP32, get_format
 from mpsim.matmul import matmul
 from mpsim.ops import Product, Roles
 from mpsim.units import Family, MatrixUnit, UnitLike
@@ -91,9 +91,9 @@ class MXFP8Scaling(Recipe):
         super().__post_init__()
         require_one_chain(self)
         ScaleRule.of(self.scale_rule, "scale_rule")
-        unknown = {self.forward, self.backward} - _MXFP8.keys()
-        if unknown:
-            raise ValueError(f"MXFP8 has no elements in {unknown.pop()!r}; they must be e4m3 or e5m2")
+        for fmt in (self.forward, self.backward):
+            if get_format(fmt).name not in _MXFP8:
+                raise ValueError(f"MXFP8 has no elements in {fmt!r}; they must be e4m3 or e5m2")
 
     def check(self, unit: UnitLike) -> None:
         """Raise a ValueError where a unit lacks an instruction that the products need."""

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from mpsim import presets, units
-from mpsim.amp.recipes.base import BACKWARD, Array, Recipe
+from mpsim.amp.recipes.base import BACKWARD, Array, Recipe, refuse_attention
 from mpsim.amp.recipes.microscaling import block_row, multiply_blocks, quantize_tiles, require_one_chain
 from mpsim.amp.recipes.site import RecipeSite
 from mpsim.blocks import NVFP4, BlockArray, quantize
-from mpsim.formats import BF16
+from mpsim.formats import BF16, E2M1, get_format
 from mpsim.matmul import matmul
 from mpsim.ops import Product, Roles
 from mpsim.rounding import round_to
@@ -100,12 +100,11 @@ class NVFP4Scaling(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_one_chain(self)
-        if {self.forward, self.backward} != {"e2m1"}:
+        if {get_format(self.forward), get_format(self.backward)} != {E2M1}:
             raise ValueError(f"forward is {self.forward!r} and backward {self.backward!r}; NVFP4 has e2m1 for both")
         if len(self.signs) != _POINTS or not {*self.signs} <= {1, -1}:
             raise ValueError(f"signs is {self.signs}; {_POINTS} numbers 1 or -1 are needed")
-        if self.attention:
-            raise ValueError("attention is True; NVFP4 is for linear layers: MXFP8Scaling takes both")
+        refuse_attention(self, "NVFP4 is", "MXFP8Scaling")
 
     @property
     def remembers(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ def optimizer_state(name: str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        No such system; the message lists the nearest names.
+        No such system; the message lists those that there are.
 
     Examples
     --------
@@ -39,4 +40,4 @@ def optimizer_state(name: str) -> dict[str, Any]:
     >>> optimizer_state("ms-amp-o2")["scaled"]["exp_avg"]
     'e4m3'
     """
-    return dict(named(OPTIMIZER_STATES, name, "name", "way to keep the state of an optimizer"))
+    return copy.deepcopy(dict(named(OPTIMIZER_STATES, name, "name")))

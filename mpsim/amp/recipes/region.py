@@ -10,7 +10,7 @@ from mpsim.amp.recipes.catalogue import RecipeLike, get_recipe
 from mpsim.amp.recipes.site import LayerState, RecipeSite, layer_state
 from mpsim.formats import FP32, FP64, FormatLike, get_format
 from mpsim.stochastic import Draws
-from mpsim.tensor import Tensor, is_grad_enabled, settings, using
+from mpsim.tensor import Tensor, is_grad_enabled, using
 from mpsim.units import NATIVE, UnitLike
 
 __all__ = ["fp8_autocast"]
@@ -89,7 +89,7 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
             stack.enter_context(using(quantization=None))
         else:
             stack.enter_context(self._around)
-            if settings().quantization is not self:
+            if not self._entered:
                 self._visited, self._calls, self._attentions, self._latest = [], 0, 0, None
                 stack.callback(self._finish)
             stack.enter_context(using(quantization=self))

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpsim.amp.recipes.base import BACKWARD, Array, Recipe, named
-from mpsim.amp.recipes.operands import Scaled, multiply, row_for
+from mpsim.amp.recipes.base import BACKWARD, Array, Recipe, named, refuse_attention
+from mpsim.amp.recipes.operands import Scaled, multiply
 from mpsim.amp.recipes.site import RecipeSite
 from mpsim.formats import FloatFormat, get_format
 from mpsim.ops import Product, Roles
 from mpsim.scales import RULES, amax_of, cast, inverse_of, power_below
-from mpsim.units import UnitLike
 from mpsim_kernels.floating_point import default_environment
 
 __all__ = ["CurrentScaling", "RowwiseScaling", "TensorScaling"]
@@ -26,11 +25,6 @@ class TensorScaling(Recipe):
     @abc.abstractmethod
     def scale_of(self, x: Array, role: str, site: RecipeSite) -> Array:
         """Return the scale of a tensor."""
-
-    def check(self, unit: UnitLike) -> None:
-        """Raise a ValueError where a unit lacks an instruction that the products need."""
-        for pair in self.pairs:
-            row_for(unit, *pair)
 
     def quantize(self, x: Array, role: str, site: RecipeSite) -> Scaled:
         """Return a tensor in the format of its role."""
@@ -67,7 +61,7 @@ class CurrentScaling(TensorScaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named(RULES, self.rule, "rule", "rule of scales")
+        named(RULES, self.rule, "rule")
 
     @property
     def remembers(self) -> bool:
@@ -80,7 +74,7 @@ class CurrentScaling(TensorScaling):
 
     def _scale(self, x: Array, role: str, fmt: FloatFormat, site: RecipeSite) -> Array:
         amax = amax_of(x)
-        scale = RULES[self.rule](amax, fmt.max_finite)
+        scale = named(RULES, self.rule, "rule")(amax, fmt.max_finite)
         scale = power_below(scale) if self.power_of_two else scale
         if not self.keep_last:
             return scale
@@ -116,13 +110,7 @@ class RowwiseScaling(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.attention:
-            raise ValueError("attention is True; scales by rows are for linear layers: CurrentScaling takes both")
-
-    def check(self, unit: UnitLike) -> None:
-        """Raise a ValueError where a unit lacks an instruction that the products need."""
-        for pair in self.pairs:
-            row_for(unit, *pair)
+        refuse_attention(self, "scales by rows are", "CurrentScaling")
 
     def quantize(self, x: Array, role: str, axis: int | None) -> Scaled:
         """Return a matrix in the format of its role, with scales from the amax along an axis, or of all of it."""
