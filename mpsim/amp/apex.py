@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from mpsim.amp.autocast import autocast
 from mpsim.amp.layers import Forward, select, wrapped
 from mpsim.amp.loss_scaling import LossScaler
+from mpsim.amp.policies import get_policy
 from mpsim.amp.scaler import loss_scaler
 from mpsim.formats import FP16, FP32, FloatFormat
+from mpsim.modes import unknown
 from mpsim.nn import Module
 from mpsim.ops import UnitsLike
-from mpsim.tensor import Tensor, as_tensor, settings, using
+from mpsim.tensor import Tensor, settings, using
 
 __all__ = ["APEX_LEVELS", "ApexLevel", "apex_level"]
 
@@ -69,7 +72,7 @@ class ApexLevel:
         Parameters
         ----------
         model : Module
-            The model whose inputs and outputs are cast.
+            The model whose inputs and outputs are cast. Inputs that are not floating-point, such as indices, stay.
         unit : MatrixUnit, name or Units, optional
             Matrix unit of the products; that in force unless given.
         """
@@ -85,12 +88,19 @@ class ApexLevel:
 
 def _between_fp32(name: str, model: Module, forward: Forward) -> Forward:
     def cast(*inputs: Any, **options: Any) -> Any:
-        outputs = forward(*(as_tensor(x).to(FP16) for x in inputs), **options)
+        outputs = forward(*map(_to_fp16, inputs), **{key: _to_fp16(x) for key, x in options.items()})
         if isinstance(outputs, tuple):
             return tuple(y.to(FP32) if isinstance(y, Tensor) else y for y in outputs)
         return outputs.to(FP32) if isinstance(outputs, Tensor) else outputs
 
     return cast
+
+
+def _to_fp16(x: Any) -> Any:
+    """Return a floating-point tensor, array or list of numbers in FP16, and tensors in containers; else the same."""
+    if isinstance(x, np.ndarray) or (isinstance(x, list) and not any(isinstance(part, Tensor) for part in x)):
+        return Tensor(x).to(FP16) if np.asarray(x).dtype.kind in "fV" else x  # V: the narrow formats of ml_dtypes
+    return get_policy(FP16).cast_to_compute(x)
 
 
 APEX_LEVELS: dict[str, ApexLevel] = {
@@ -106,15 +116,13 @@ APEX_LEVELS: dict[str, ApexLevel] = {
 
 
 def apex_level(name: str) -> ApexLevel:
-    """Return a level, O0 to O3.
+    """Return a level, O0 to O3, in letters of either case.
 
     Raises
     ------
     ValueError
         There is no such level.
     """
-    if name not in APEX_LEVELS:
-        near = difflib.get_close_matches(name.upper(), APEX_LEVELS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"apex level {name!r} is unknown; {hint}There are: {', '.join(APEX_LEVELS)}")
-    return APEX_LEVELS[name]
+    if name.upper() not in APEX_LEVELS:
+        raise unknown("name", name, APEX_LEVELS)
+    return APEX_LEVELS[name.upper()]

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -174,6 +176,36 @@ def test_o3_keeps_no_master_weights_and_never_skips():
     assert (scaler.skipped, layer.weight.data[0, 0]) == (0, -np.inf)
 
 
-def test_an_unknown_level_is_an_error_with_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'O1'"):
-        amp.apex_level("o1")
+@pytest.mark.parametrize("name", ["O2", "O3"])
+def test_a_converted_model_gets_floating_point_inputs_in_fp16_and_others_as_they_are(name: str):
+    class Watched(nn.Module):
+        def forward(self, *inputs: Any, **options: Any) -> Any:
+            self.seen = {**dict(enumerate(inputs)), **options}
+            return inputs[0]
+
+    level, model = amp.apex_level(name), Watched()
+    index, tensor = np.array([[0, 2]]), Tensor(X)
+    states = (tensor, None)
+    with level.region(model):
+        y = model(tensor, index, 0.5, x=tensor, data=X, rows=X.tolist(), both=[tensor], states=states, flag=True)
+    seen = model.seen
+    assert [seen[key].format for key in (0, "x", "data", "rows")] == [FP16] * 4
+    assert seen["both"][0].format is seen["states"][0].format is FP16
+    assert seen[1] is index
+    assert (seen[2], seen["flag"], seen["states"][1]) == (0.5, True, None)
+    assert y.format is FP32
+
+
+def test_a_converted_model_looks_up_embeddings():
+    level, model = amp.apex_level("O2"), nn.Sequential(nn.Embedding(3000, 2, rng=0), nn.Linear(2, 1, rng=1))
+    with level.region(level.convert(model)):
+        y = model(np.array([2049, 2]))  # FP16 has no 2049
+        z = model([2049, 2])
+    assert_same_bits(y.data, z.data)
+    assert_same_bits(y.data, model(np.array([2049, 2])).data)
+
+
+def test_a_level_goes_by_its_name_in_either_case_and_an_unknown_one_is_an_error():
+    assert amp.apex_level("o1") is amp.apex_level("O1")
+    with pytest.raises(ValueError, match=r"name is 'O4': did you mean 'O.'\? it must be one of O0, O1, O2, O3"):
+        amp.apex_level("O4")
