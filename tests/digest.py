@@ -1,8 +1,8 @@
-"""Digests of results of every public operation, unit and mode: the same on every computer.
+"""Digests of results of every operation, format, unit and mode: the same on every computer.
 
-``python digest.py [PART ...]`` prints them as JSON; the tests compare them with ``golden/digests.json``. Inputs come
-from random integers alone, for NumPy's normal distribution may differ in its last bit. NaNs count as one where the
-processor makes them.
+``python digest.py [PART ...]`` prints them as JSON, and whether several threads computed them; the tests compare them
+with ``golden/digests.json``. Inputs come from random integers alone, for NumPy's normal distribution may differ in its
+last bit. NaNs count as one where the processor makes them.
 """
 
 import hashlib
@@ -19,10 +19,13 @@ from mpsim.encoding import decode, encode
 from mpsim.formats import CATALOGUE, FloatFormat, get_format
 from mpsim.matmul import SCHEDULES, matmul, matmul_codes
 from mpsim.modes import Rounding
-from mpsim.ops import TABLE, Call
+from mpsim.ops import TABLE, Call, Inner, Part
+from mpsim.ops.inner import plain
+from mpsim.ops.windows import Windows
 from mpsim.rounding import round_to
 from mpsim.stochastic import Draws
 from mpsim.units import Family, MatrixUnit
+from mpsim_kernels import _threads
 
 Array = np.ndarray[Any, Any]
 
@@ -86,6 +89,31 @@ def operations() -> Iterator[tuple[str, Array]]:
                 yield f"convert {name}", part
     for name, order in itertools.product(("fp16", "bf16", "e5m2"), ("sequential", "pairwise", "kahan")):
         yield f"sum {name}", one_nan(np.asarray(arithmetic.sum(moderate(8, (16, 200)), name, order=order, axis=-1)))
+
+
+def other_operations() -> Iterator[tuple[str, Array]]:
+    for name in NARROW:
+        fmt = get_format(name)
+        a, b = (words(seed, fmt.bits, (1024,)) for seed in (30, 31))
+        b[::4] = a[::4]
+        for operation in ("eq", "ne", "lt", "le", "gt", "ge", "unordered", "minimum", "maximum", "minimum_number",
+                          "maximum_number", "minimum_magnitude", "maximum_magnitude", "minimum_magnitude_number",
+                          "maximum_magnitude_number", "rem"):  # fmt: skip
+            for part in getattr(arithmetic, operation)(a, b, fmt, codes=True, return_flags=True):
+                yield f"{operation} {name}", part
+        integers = words(32, 32, (1024,)).view(np.int32)
+        for mode in DETERMINISTIC:
+            options = {"rounding": mode, "codes": True, "return_flags": True}
+            for part in arithmetic.round_to_integral(a, fmt, exact=True, **options):
+                yield f"round_to_integral {name}", part
+            for dtype, beyond in ((np.int32, "indefinite"), (np.uint64, "saturate")):
+                for part in arithmetic.to_integer(a, fmt, dtype, beyond=beyond, **options):
+                    yield f"to_integer {name}", part
+            for part in arithmetic.from_integer(integers, fmt, **options):
+                yield f"from_integer {name}", part
+    left, right = moderate(33, (16, 200)), moderate(34, (16, 200))
+    for name, order in itertools.product(("fp16", "bf16", "e5m2"), ("sequential", "pairwise", "exact")):
+        yield f"dot {name}", one_nan(np.asarray(arithmetic.dot(left, right, name, order=order)))
 
 
 def block_formats() -> Iterator[tuple[str, Array]]:
@@ -156,14 +184,74 @@ def differentiable() -> Iterator[tuple[str, Array]]:
                 yield name, np.asarray(gradient)
 
 
+def table() -> Iterator[tuple[str, Array]]:
+    """Yield every operation of the table with its gradients, on a unit and with every step rounded to FP16.
+
+    So neither a BLAS nor the last bits of a library's functions have a say.
+    """
+    fmt = get_format("fp16")
+    x, y, z = (round_to(moderate(seed, (6, 8)).astype(np.float32), fmt) for seed in (35, 36, 37))
+    for name, (inputs, options) in _cases(x, y, z).items():
+        inner = Inner.of("rounded", "fp32", "sequential", None)
+        call = Call(fmt, unit="a100", wanted=(True,) * len(inputs), inner=inner)
+        operation = TABLE[name]
+        result = plain(operation.run(call, inputs, options))
+        yield name, one_nan(result)
+        g = np.resize(z, result.shape)
+        for gradient in operation.differentiate(call, g, result, inputs, options):
+            if gradient is not None:
+                yield name, one_nan(np.asarray(plain(gradient.values if isinstance(gradient, Part) else gradient)))
+
+
+def _cases(x: Array, y: Array, z: Array) -> dict[str, tuple[tuple[Array, ...], dict[str, Any]]]:
+    """Return inputs and options of every operation: matrices of six rows and eight columns, and parts of them."""
+    row, positive, images = x[0], np.abs(x) + np.float32(0.5), np.resize(x, (2, 2, 5, 4))
+    index = np.array([[0, 3, 3, 1], [5, 5, 0, 2]])
+    labels, drawn = np.array([1, 0, 7, 2, 2, 5]), Draws(seed=7, stream=1)
+    windows = Windows((2, 2), padding=((1, 0), (0, 1)))
+    one, two = (x,), (x, y)
+    return {
+        **{name: (one, {}) for name in ("neg", "abs", "relu", "exp", "tanh", "sigmoid", "silu", "softplus", "erf",
+                                        "gelu", "cast", "softmax", "log_softmax")},
+        **{name: ((positive,), {}) for name in ("log", "sqrt", "rsqrt")},
+        **{name: (two, {}) for name in ("add", "sub", "mul", "div", "maximum", "minimum", "mse_loss", "huber_loss")},
+        **{name: (one, {"dim": 1}) for name in ("sum", "mean", "var", "amax", "amin")},
+        "pow": ((positive, y), {}),
+        "where": (two, {"condition": z > 0}),
+        "clamp": (one, {"min": -1.0, "max": 2.0}),
+        "matmul": ((x, y.T), {}),
+        "linear": ((x, y, row[:6]), {}),
+        "conv2d": ((images, np.resize(y, (3, 2, 2, 2)), row[:3]), {"windows": windows}),
+        "max_pool2d": ((images,), {"windows": windows}),
+        "avg_pool2d": ((images,), {"windows": windows}),
+        "scaled_dot_product_attention": ((x, y, z), {"scale": 0.25}),
+        "layer_norm": ((x, y[0], z[0]), {"dims": 1}),
+        "rms_norm": ((x, y[0]), {"dims": 1, "eps": 2.0**-10}),
+        "batch_norm": ((x, y[0], z[0]), {"mean": y[1], "var": positive[1], "training": True}),
+        "dropout": (one, {"p": 0.25, "draws": drawn}),
+        "binary_cross_entropy_with_logits": ((x, np.abs(y) / np.float32(8)), {}),
+        "nll_loss": (one, {"target": labels, "label_smoothing": 0.125}),
+        "getitem": (one, {"index": (index[0],)}),
+        "embedding": (one, {"index": index, "padding_idx": 5}),
+        "gather": (one, {"dim": 0, "index": index}),
+        "scatter_add": (two, {"dim": 0, "index": index}),
+        "masked_fill": (one, {"mask": z > 0, "value": 1.5}),
+        "reshape": (one, {"shape": (4, 12)}),
+        "permute": (one, {"dims": (1, 0)}),
+        "cat": (two, {"dim": 1}),
+    }  # fmt: skip
+
+
 PARTS: dict[str, Callable[[], Iterator[tuple[str, Array]]]] = {
     "formats": formats,
     "stochastic": stochastic,
     "operations": operations,
+    "other operations": other_operations,
     "block formats": block_formats,
     "matrix units": matrix_units,
     "schedules": schedules,
     "differentiable": differentiable,
+    "table": table,
 }
 
 
@@ -180,7 +268,17 @@ def small() -> Iterator[tuple[str, Array]]:
     yield "matmul", matmul_codes(words(25, 16, (2, 9)), words(26, 16, (9, 2)), unit="v100")
 
 
-EXTRACTS = {"tiny": tiny, "small": small}
+def large() -> Iterator[tuple[str, Array]]:
+    """Yield what is cut into ranges for several threads."""
+    x = moderate(40, (1 << 17,))
+    yield "encode", encode(x, "fp16")
+    yield "stochastic", encode(x, "fp16", "stochastic", rng=Draws(seed=7, stream=1))
+    yield "add", arithmetic.add(words(41, 16, x.shape), words(42, 16, x.shape), "fp16", codes=True)
+    a, b = (encode(moderate(seed, (256, 256)), "bf16") for seed in (43, 44))
+    yield "matmul", matmul_codes(a, b, unit="a100", inputs="bf16")
+
+
+EXTRACTS = {"tiny": tiny, "small": small, "large": large}
 """Parts of the parts, for conditions under which all of them would take minutes."""
 
 
@@ -200,7 +298,7 @@ def digests(parts: dict[str, Callable[[], Iterator[tuple[str, Array]]]]) -> tupl
 def main(names: list[str]) -> None:
     every = PARTS | EXTRACTS
     found, size = digests({name: every[name] for name in names} or every)
-    print(json.dumps({"bytes": size, "digests": found}, indent=1))
+    print(json.dumps({"bytes": size, "digests": found, "threads": _threads._pool is not None}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The bits do not depend on the machine: digests of everything, and the same digests under other conditions."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -13,10 +14,12 @@ import pytest
 
 import digest
 import mxcsr as fpu
+from mpsim import arithmetic
+from mpsim.ops import TABLE
 
 FOLDER = Path(__file__).parent
 STORED = json.loads((FOLDER / "golden" / "digests.json").read_text(encoding="utf-8"))
-KERNELS = [name for name in digest.PARTS if name != "differentiable"]
+KERNELS = [name for name in digest.PARTS if name not in ("differentiable", "table")]
 """Parts that are computed in kernels: NumPy's own arithmetic follows the processor's control register."""
 
 compiled = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="takes many minutes as plain Python")
@@ -56,6 +59,14 @@ def test_every_part_is_stored() -> None:
     assert {name.split(":")[0] for name in STORED} == {*digest.PARTS, *digest.EXTRACTS}
 
 
+def test_every_operation_is_stored() -> None:
+    """Those of the table, and those of IEEE 754."""
+    names = {part: {name.split(": ")[1].split()[0] for name in stored(part)} for part in digest.PARTS}
+    assert names["table"] == set(TABLE)
+    functions = {name for name in arithmetic.__all__ if inspect.isfunction(getattr(arithmetic, name))}
+    assert names["operations"] | names["other operations"] == functions - {"current", "env"}
+
+
 @compiled
 @pytest.mark.parametrize("word", [fpu.FTZ | fpu.DAZ, fpu.ROUND_UP, fpu.ROUND_TO_ZERO | fpu.FTZ | fpu.DAZ])
 def test_the_control_register_changes_nothing(word: int) -> None:
@@ -76,8 +87,9 @@ def test_the_control_register_changes_no_format(word: int) -> None:
 @compiled
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_the_number_of_threads_changes_nothing(threads: str) -> None:
-    parts = "stochastic", "schedules", "operations"
-    assert process(*parts, NUMBA_NUM_THREADS=threads)["digests"] == stored(*parts)
+    found = process("large", NUMBA_NUM_THREADS=threads)
+    assert found["digests"] == stored("large")
+    assert found["threads"] == (threads == "2")
 
 
 def test_plain_python_gives_the_same() -> None:
