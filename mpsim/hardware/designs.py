@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpsim.formats import FloatFormat, get_format
+from mpsim.formats import FloatFormat
 from mpsim.hardware.boxes import Design, Setting
 from mpsim.rounding import round_to
 
@@ -54,7 +54,7 @@ class Range(NamedTuple):
     @property
     def highest(self) -> int:
         """Exponent of the largest product."""
-        return _top(self.a) + _top(self.b)
+        return self.a.emax + self.b.emax
 
     @property
     def large(self) -> int:
@@ -73,13 +73,8 @@ class Range(NamedTuple):
         normal = e >= self.lowest
         least_a = self.a.emin - (0 if normal else self.a.m)
         least_b = self.b.emin - (0 if normal else self.b.m)
-        left = min(max(e // 2, least_a, e - _top(self.b)), _top(self.a), e - least_b)
+        left = min(max(e // 2, least_a, e - self.b.emax), self.a.emax, e - least_b)
         return math.ldexp(factor, left), math.ldexp(1.0, e - left)
-
-
-def _top(fmt: FloatFormat) -> int:
-    """Return the exponent of the largest power of two."""
-    return math.frexp(float(fmt.max_finite))[1] - 1
 
 
 def cancellations(
@@ -123,7 +118,7 @@ def kept_bits(setting: Setting, block: Sequence[int], use_c: bool, factor: float
     e = r.large - 2
     x, y = r.power(e, factor)
     y *= factor
-    lowest = max(setting.out.emin - setting.out.p + 1 if use_c else r.lowest, e - 60)
+    lowest = max(setting.out.quantum_exponent if use_c else r.lowest, e - 60)
     designs = []
     for d in range(e - lowest + 1):
         cancel = (block[0], x, y), (block[1], -x, y)
@@ -172,7 +167,7 @@ def smallest_bits(setting: Setting, block: Sequence[int]) -> tuple[list[Design],
     Mikaitis 2026). A result rounds up or down according to whether the lower product is kept.
     """
     r = Range(*setting[:3])
-    quantum = setting.out.emin - setting.out.p + 1
+    quantum = setting.out.quantum_exponent
     lowest = r.lowest - r.a.m - r.b.m
     lone = [
         Design(((block[0], *r.power(e)),)) for e in range(quantum + 24, quantum - 1, -1) if lowest <= e <= r.highest
@@ -197,9 +192,9 @@ def _tiny_product(r: Range, e: int, factor: int) -> tuple[float, float]:
 def lone_accumulators(setting: Setting) -> list[Design]:
     """Return accumulators without products: small, subnormal, and of full length."""
     out = setting.out
-    quantum = out.emin - out.p + 1
+    quantum = out.quantum_exponent
     numbers = [math.ldexp(1.0, e) for e in range(quantum, out.emin + 2)]
-    numbers += [float(out.max_finite), 1.0 + math.ldexp(1.0, 1 - out.p), 2.0 - math.ldexp(1.0, 1 - out.p)]
+    numbers += [float(out.max_finite), 1.0 + out.eps, 2.0 - out.eps]
     numbers += [math.ldexp(3.0, quantum), math.ldexp(1.0, out.emin) - math.ldexp(1.0, quantum)]
     return [Design((), sign * x) for x in numbers for sign in (1.0, -1.0)]
 
@@ -215,7 +210,7 @@ def subnormals(setting: Setting) -> dict[str, list[Design]]:
         if not fmt.has_subnormals:
             continue
         small = math.ldexp(1.0, fmt.emin - 1) if fmt.m else 0.0
-        e = min(max(out.emin + 2 - fmt.emin, 0), _top(other))
+        e = min(max(out.emin + 2 - fmt.emin, 0), other.emax)
         pair = (small, math.ldexp(1.0, e))
         pair = pair if side == "a" else pair[::-1]
         found[side] = [Design(((0, s * pair[0], pair[1]),)) for s in (1.0, -1.0)]
@@ -318,7 +313,7 @@ def _random_values(
     rng: np.random.Generator, fmt: FloatFormat, k: int, spread: int
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     exponents = rng.integers(-spread, spread + 1, k)
-    x = np.ldexp(rng.standard_normal(k), exponents) * min(1.0, 2.0 ** (_top(fmt) - 3))
+    x = np.ldexp(rng.standard_normal(k), exponents) * min(1.0, 2.0 ** (fmt.emax - 3))
     largest = float(fmt.max_finite)
-    rounded: np.ndarray[tuple[int], np.dtype[np.float64]] = round_to(np.clip(x, -largest, largest), get_format(fmt))
+    rounded: np.ndarray[tuple[int], np.dtype[np.float64]] = round_to(np.clip(x, -largest, largest), fmt)
     return rounded

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mpsim.encoding import encode
+from mpsim.formats import Specials
 from mpsim.hardware import designs
 from mpsim.hardware.boxes import Answers, Box, Design
 from mpsim.hardware.structure import Structure
@@ -158,11 +160,7 @@ def _special(box: Box, answer: Answers) -> str:
     value = float(answer[0])
     if not math.isnan(value):
         return f"{value:g}"
-    if answer.dtype == np.float64:
-        return f"NaN 0x{int(answer.view(np.uint64)[0]):016x}"
-    word = int(answer.view(np.uint32)[0])
     out = box.setting.out
-    if out.bits == 32:
-        return f"NaN 0x{word:08x}"
-    fraction = (word >> (23 - out.m)) & ((1 << out.m) - 1)
-    return f"NaN 0x{(word >> 31) << (out.bits - 1) | ((1 << out.w) - 1) << out.m | fraction:04x}"
+    has_payload = out.specials is Specials.IEEE and out.nan_has_sign
+    code = int(encode(answer, out, nan="payload" if has_payload else "canonical")[0])
+    return f"NaN 0x{code:0{(out.bits + 3) // 4}x}"
