@@ -2,7 +2,7 @@
 
 from mpsim_kernels.host_code import Instruction
 
-__all__ = ["BFCVT", "BFDOT", "DIRECTIONS", "FCVT_NARROW", "FCVT_WIDEN", "FLAGS", "control"]
+__all__ = ["BFDOT", "DIRECTIONS", "FCVT_NARROW", "FCVT_WIDEN", "FLAGS", "control"]
 
 DIRECTIONS = ("nearest-even", "up", "down", "toward-zero")
 """Rounding directions, by their number in FPCR (Arm ARM, FPCR.RMode)."""
@@ -12,9 +12,8 @@ FLAGS = {
     0x04: "overflow",
     0x08: "underflow",
     0x10: "inexact",
-    0x80: "denormal",
 }
-"""Bits of FPSR."""
+"""Bits of FPSR; that of flushed operands, 0x80, has no counterpart elsewhere."""
 
 
 def control(direction: int, flush: bool = False) -> int:
@@ -40,7 +39,6 @@ def _conversion(name: str, features: tuple[str, ...], source: tuple[int, str], t
 
 FCVT_NARROW = _conversion("fcvt h, s", ("fp-armv8",), (32, "float"), (16, "half"))
 FCVT_WIDEN = _conversion("fcvt s, h", ("fp-armv8",), (16, "half"), (32, "float"))
-BFCVT = _conversion("bfcvt", ("bf16",), (32, "float"), (16, "bfloat"))
 
 BFDOT = Instruction(
     name="bfdot",

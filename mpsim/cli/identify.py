@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mpsim.cli._common import Json, MistakeError, app, formats_pair, mistakes
+from mpsim.cli._common import Json, app, formats_pair, mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @app.command()
 def identify(
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="numpy, cpu, cuda (both through torch), or an emulated unit: v100, ...")
+        str,
+        typer.Option(metavar="NAME", help="numpy; cpu, cuda or cuda:1 (through torch); or an emulated unit: v100, ..."),
     ] = "cpu",
     inputs: Annotated[str, typer.Option(metavar="NAME", help="Format of the inputs.")] = "bf16",
     out: Annotated[
@@ -43,13 +44,8 @@ def _device(device: str, inputs: str, out: str | None) -> tuple[Callable[..., An
 
     if device == "numpy":
         return hardware.numpy_matmul(inputs), out or inputs
-    if device in ("cpu", "cuda"):
-        try:
-            return hardware.torch_matmul(device, inputs), out or inputs
-        except ImportError:
-            raise MistakeError(
-                f"--device {device} goes through torch, which is not installed; --device numpy needs nothing more"
-            ) from None
+    if device.partition(":")[0] in ("cpu", "cuda"):
+        return hardware.torch_matmul(device, inputs), out or inputs
     unit = units.get(device, formats_pair(inputs), out)
     return hardware.emulated_matmul(unit), unit.out
 

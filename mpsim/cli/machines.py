@@ -88,7 +88,10 @@ def _report(results: dict[str, list[Outcome]], as_json: bool, seed: int | None) 
 def record(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The recording to write (.npz).")],
     device: Annotated[
-        str, typer.Option(metavar="NAME", help="host: this processor's instructions; cpu or cuda: products of torch.")
+        str,
+        typer.Option(
+            metavar="NAME", help="host: this processor's instructions; cpu, cuda or cuda:1: products of torch."
+        ),
     ] = "host",
     inputs: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Formats for torch, with commas between: fp16,bf16,e4m3.")

@@ -7,11 +7,11 @@ import os
 import platform
 from dataclasses import dataclass
 
-import numba
-
 from mpsim._version import __version__
 from mpsim.hardware.host import GROUPS, processor, unavailable
+from mpsim_kernels import host_arm, host_x86
 from mpsim_kernels._jit import cache_folder, source_digest
+from mpsim_kernels.gemm import thread_count
 from mpsim_kernels.host_code import control_word, host_features, host_machine
 
 __all__ = ["Diagnosis", "diagnose"]
@@ -53,7 +53,7 @@ def diagnose() -> Diagnosis:
         features=tuple(name for name in _FORMAT_FEATURES if name in host_features()),
         versions={"mpsim": __version__, "python": platform.python_version(), **_versions()},
         cache="none can be written" if folder is None else f"{folder}, {files} kernels, sources {source_digest()}",
-        threads=numba.get_num_threads(),
+        threads=thread_count(),
         floating_point=_floating_point(),
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         validations={group.title: unavailable(group) for group in GROUPS.values()},
@@ -77,10 +77,10 @@ def _floating_point() -> str:
         return "not known on this kind of processor"
     word = control_word()
     if machine == "x86":
-        rounding = ("nearest-even", "down", "up", "toward-zero")[word >> 13 & 3]
+        rounding = host_x86.DIRECTIONS[word >> 13 & 3]
         zeros = [name for name, bit in (("FTZ", 0x8000), ("DAZ", 0x40)) if word & bit]
     else:
-        rounding = ("nearest-even", "up", "down", "toward-zero")[word >> 22 & 3]
+        rounding = host_arm.DIRECTIONS[word >> 22 & 3]
         zeros = ["FZ"] if word >> 24 & 1 else []
     kept = f"{' and '.join(zeros)} set: subnormal numbers are zeros" if zeros else "subnormal numbers are kept"
     return f"rounding {rounding}, {kept}"

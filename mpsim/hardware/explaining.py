@@ -12,13 +12,13 @@ from mpsim.encoding import decode
 from mpsim.exact import decimal_text
 from mpsim.formats import FloatFormat, get_format
 from mpsim.hardware.recordings import RecordedSet
+from mpsim.hardware.registers import FLAGS
 from mpsim.inspect import inspect
 from mpsim.matmul import explain_dot
 from mpsim.units import MatrixUnit
 
 __all__ = ["operation", "product"]
 
-_FLAGS = ("inexact", "underflow", "overflow", "divide by zero", "invalid", "denormal operand")
 _EXACT: dict[str, Any] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -65,7 +65,7 @@ def operation(
 
 def _exact(part: RecordedSet, operands: Sequence[int], fmt: FloatFormat) -> Fraction | None:
     """Return the result before rounding, where it is a finite fraction."""
-    numbers = [inspect(None, fmt, code=code).value for code in operands]
+    numbers = [_operand(code, fmt, part.facts.get("options", {})) for code in operands]
     finite = [x for x in numbers if isinstance(x, Fraction)]
     if len(finite) < len(numbers):
         return None
@@ -78,9 +78,16 @@ def _exact(part: RecordedSet, operands: Sequence[int], fmt: FloatFormat) -> Frac
     return result
 
 
+def _operand(code: int, fmt: FloatFormat, options: dict[str, Any]) -> Any:
+    """Return the number that an operation reads."""
+    read = inspect(None, fmt, code=code)
+    flushed = read.kind == "subnormal" and options.get("subnormal_inputs_as_zero", False)
+    return Fraction(0) if flushed else read.value
+
+
 def product(part: RecordedSet, row: MatrixUnit, at: tuple[int, ...], emulated: int) -> str:
     """Return one element of a product in words: both answers, and the emulator's steps where it is one chain."""
-    arrays, fmt = part.arrays, get_format(part.facts["result"] if part.kind == "gemm" else part.facts["out"])
+    arrays, fmt = part.arrays, get_format(part.result_format)
     *tile, i, j = at
     place = tuple(tile)
     a, b = arrays["a"][(*place, i)], arrays["b"][place][:, j]
@@ -90,8 +97,8 @@ def product(part: RecordedSet, row: MatrixUnit, at: tuple[int, ...], emulated: i
         f"recorded  {_code(int(part.results[at]), fmt)}",
         f"emulated  {_code(emulated, fmt)}",
     ]
-    if part.kind == "gemm" and part.facts.get("options", {}):
-        return "\n".join([*lines, f"by the schedule {part.facts['options']}"])
+    if part.kind == "gemm" and (around := _around(part, row)):
+        return "\n".join([*lines, *around])
     if a.size > _LONGEST:
         return "\n".join([*lines, f"{a.size} products, more than are shown one by one ({_LONGEST})"])
     scales: dict[str, Any] = {}
@@ -104,6 +111,17 @@ def product(part: RecordedSet, row: MatrixUnit, at: tuple[int, ...], emulated: i
     return "\n".join([*lines, "", str(explain_dot(a, b, c, row, codes=True, **scales))])
 
 
+def _around(part: RecordedSet, row: MatrixUnit) -> list[str]:
+    """Return what a library does around the unit's chain, whose steps would not lead to the result."""
+    told = [f"by the schedule {part.facts['options']}"] if part.facts.get("options", {}) else []
+    for name, factor in part.arrays.items():
+        if name.startswith("scale") and (factor != 1).any():
+            told.append(f"times {name} {factor.item() if factor.size == 1 else f'of shape {list(factor.shape)}'}")
+    if get_format(part.result_format) != get_format(row.out):
+        told.append(f"rounded from {row.out} to {part.result_format}")
+    return told
+
+
 def _code(code: int, fmt: FloatFormat) -> str:
     digits = (fmt.bits + 3) // 4
     with np.errstate(all="ignore"):
@@ -114,5 +132,6 @@ def _code(code: int, fmt: FloatFormat) -> str:
 def _flags(flags: int | None) -> str:
     if flags is None:
         return ""
-    names = [name for bit, name in enumerate(_FLAGS) if flags >> bit & 1]
+    names = [name.replace("_", " ") for bit, name in enumerate(FLAGS) if flags >> bit & 1]
+    names = [f"{name} operand" if name == "denormal" else name for name in names]
     return f"  raises {', '.join(names) or 'nothing'}"

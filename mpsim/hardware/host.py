@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.formats import FloatFormat, get_format
-from mpsim.hardware.importing_x86 import flags_of
 from mpsim.hardware.operands import boundaries, dot_operands, operands, specials
 from mpsim.hardware.recordings import RecordedSet, Recording
+from mpsim.hardware.registers import flags_of
 from mpsim_kernels import host_arm, host_x86
 from mpsim_kernels.host_code import Instruction, Tile, execute, execute_tiles, missing
 
@@ -130,11 +130,11 @@ def _conversion(
 ) -> RecordedSet:
     """Execute a conversion and return its results, with flags where the options are followed by flags."""
     z, raised = execute(instruction, [x], control)
-    read = _arm_flags if instruction.machine == "arm" else flags_of
+    names = host_arm.FLAGS if instruction.machine == "arm" else host_x86.FLAGS
     return RecordedSet(
         name=name,
         kind="conversion",
-        arrays={"x": x, "z": z, "flags": read(raised)},
+        arrays={"x": x, "z": z, "flags": flags_of(raised, names)},
         facts={"instruction": instruction.name.split(" imm")[0], "source": formats[0], "target": formats[1], **facts},
     )
 
@@ -216,7 +216,7 @@ def _scalar(
                     "subnormal_inputs_as_zero": daz and honours_flush,
                     "flush_subnormals": ftz and honours_flush,
                 }
-                parts = dict(zip("abc", arguments, strict=False)) | {"z": z, "flags": flags_of(raised)}
+                parts = dict(zip("abc", arguments, strict=False)) | {"z": z, "flags": flags_of(raised, host_x86.FLAGS)}
                 facts = {"instruction": instruction.name, "operation": operation, "format": fmt.name}
                 yield RecordedSet(
                     name=f"{instruction.name}/{rounding}{'/daz' if daz else ''}{'/ftz' if ftz else ''}",
@@ -241,17 +241,6 @@ def _tile(tile: Tile, inputs: str) -> Callable[[Plan], Iterator[RecordedSet]]:
         yield RecordedSet(name=tile.name, kind="instruction", arrays={"a": a, "b": b, "c": c, "d": d}, facts=facts)
 
     return sets
-
-
-_ARM_BITS = {0x01: 16, 0x02: 8, 0x04: 4, 0x08: 2, 0x10: 1}
-"""Bits of FPSR, and those of a recording's flags; Arm's flag of flushed operands has no counterpart."""
-
-
-def _arm_flags(register: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    flags = np.zeros_like(register)
-    for theirs, ours in _ARM_BITS.items():
-        flags |= ((register & theirs) != 0).astype(np.uint8) * np.uint8(ours)
-    return flags
 
 
 def _fcvt(plan: Plan) -> Iterator[RecordedSet]:

@@ -23,20 +23,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.encoding import encode
+from mpsim.formats import get_format
 from mpsim.hardware import importing_x86
-from mpsim.hardware.recordings import RecordedSet, Recording
+from mpsim.hardware.recordings import RecordedSet, Recording, unit_of
 
 __all__ = ["from_arrays", "from_folder"]
 
 _Arrays = Mapping[str, NDArray[Any]]
 
-_FORMATS = {
-    "f16": "fp16", "fp16": "fp16", "bf16": "bf16", "tf32": "tf32", "xf32": "tf32", "f32": "fp32", "f64": "fp64",
-    "e4m3": "e4m3", "e5m2": "e5m2", "e4m3fnuz": "e4m3fnuz", "e5m2fnuz": "e5m2fnuz", "e2m1": "e2m1", "ue8m0": "e8m0",
-    "ue4m3": "ue4m3", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-}  # fmt: skip
 _ARCHITECTURES = {"adalovelace": "ada", "rtxblackwell": "rtx-blackwell"}
+
+
+def _format(name: str) -> str:
+    """Return the name that a format has here; AMD's "xf32" is tf32."""
+    return "tf32" if name.lower() == "xf32" else get_format(name).name
 
 
 def from_folder(path: Path) -> Recording:
@@ -89,7 +89,7 @@ def _toolbox(row: Mapping[str, Any], arrays: _Arrays) -> RecordedSet:
     gpu, inputs, out = row["gpu"], row["input_format"], row["output"]
     words = {side: arrays[f"inputs/{row['inputs']}/{side}"] for side in "ab"}
     words |= {"c": arrays[f"{gpu}/{inputs}/c_fp32"], "d": arrays[f"{gpu}/{inputs}/d_{out}"]}
-    return _dots(f"{gpu} {inputs} {out}", gpu, _FORMATS[inputs], out, words)
+    return _dots(f"{gpu} {inputs} {out}", gpu, _format(inputs), out, words)
 
 
 def _texts(path: Path) -> Iterator[RecordedSet]:
@@ -99,9 +99,12 @@ def _texts(path: Path) -> Iterator[RecordedSet]:
             continue
         (gpu, out), inputs = named.groups(), file.parent.name
         sides = {side: file.parent / f"{side}_{gpu}_{inputs}.txt" for side in "ab"}
-        if inputs.lower() not in _FORMATS or not all(side.exists() for side in sides.values()):
+        if not all(side.exists() for side in sides.values()):
             continue
-        fmt = _FORMATS[inputs.lower()]
+        try:
+            fmt = _format(inputs)
+        except ValueError:  # a folder of something else
+            continue
         d, a, b = _words(file, 2), *(_words(side, 16) for side in sides.values())
         words = {"d": d[:, 0] if out == "fp32" else _narrow(d[:, 0], out, file)}
         words |= {"a": _narrow(a, fmt, sides["a"]), "b": _narrow(b, fmt, sides["b"])}
@@ -143,13 +146,13 @@ def _tiles(name: str, meta: Mapping[str, Any], arrays: _Arrays) -> RecordedSet:
     architecture = str(meta["arch"]).lower().replace(" ", "")
     facts: dict[str, Any] = {
         "unit": _ARCHITECTURES.get(architecture, architecture),
-        "inputs": [_FORMATS[meta["a_format"]], _FORMATS[meta["b_format"]]],
-        "out": _FORMATS[meta["d_format"]],
+        "inputs": [_format(meta["a_format"]), _format(meta["b_format"])],
+        "out": _format(meta["d_format"]),
         "instruction": _instruction(meta),
         "nan": "bits" if meta.get("nan_bits_exact", True) else "any",
     }
     if meta.get("scale_format"):
-        facts["scale_format"] = _FORMATS[meta["scale_format"]]
+        facts["scale_format"] = _format(meta["scale_format"])
         facts["scale_block"] = int(meta["block_size"])
     return RecordedSet(name=name, kind="instruction", arrays=parts, facts=facts)
 
@@ -167,21 +170,14 @@ def _instruction(meta: Mapping[str, Any]) -> str:
     return known.get(family, f"{family}.{shape}")
 
 
-def _device(text: str) -> str | None:
-    """Return the unit that the name of a file or a card speaks of."""
-    words = text.lower().replace(" ", "").replace("-", "")
-    known = {"rtx4060": "rtx-4060", "h100": "h100", "rtx4090": "rtx-4090", "l40s": "l40s", "b200": "b200"}
-    return next((unit for word, unit in known.items() if word in words), None)
-
-
 def _group(group: Mapping[str, Any], gpu: str, arrays: _Arrays) -> RecordedSet:
     """Return a group of mmaemu's instructions: tiles, or single dot products."""
     a, b, c, d = (arrays[f"{group['name']}/{role}"] for role in "abcd")
     if group["layout"] == "vector":
         a, b, c, d = a[:, None, :], b[:, None, :], c[:, None, None], d[:, None, None]
     facts = {
-        "unit": _device(gpu),
-        "inputs": [_FORMATS[group["a_format"]], _FORMATS[group["b_format"]]],
+        "unit": unit_of(gpu),
+        "inputs": [_format(group["a_format"]), _format(group["b_format"])],
         "out": "fp32",
         "instruction": "mma.m16n8k16" if group["k"] == 16 else "mma.m16n8k32",
     }
@@ -191,10 +187,10 @@ def _group(group: Mapping[str, Any], gpu: str, arrays: _Arrays) -> RecordedSet:
 
 def _cases(name: str, arrays: _Arrays) -> Iterator[RecordedSet]:
     """Return the whole products of mmaemu: slices of pools."""
-    unit = _device(name)
+    unit = unit_of(name)
     schedule = "cublaslt-ada" if unit in ("rtx-4060", "rtx-4090", "l40s") else "cublaslt-hopper"
     for i, case in enumerate(json.loads(str(arrays["cases"]))):
-        m, n, k, result = case["m"], case["n"], case["k"], _FORMATS[case["out_dtype"]]
+        m, n, k, result = case["m"], case["n"], case["k"], _format(case["out_dtype"])
         width = {"fp32": 4, "fp16": 2, "bf16": 2}.get(result, 1)
         sides = {side: arrays[side][case[f"{side}_offset"] :][: rows * k] for side, rows in (("a", m), ("b", n))}
         raw = arrays["d"][case["d_offset"] :][: m * n * width]

@@ -21,16 +21,16 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.hardware.recordings import RecordedSet
+from mpsim.hardware.registers import flags_of
+from mpsim_kernels.host_x86 import DIRECTIONS, FLAGS
 
-__all__ = ["OPERATIONS", "flags_of", "sets"]
+__all__ = ["sets"]
 
 _Arrays = Mapping[str, NDArray[Any]]
-_ROUNDINGS = ("nearest-even", "down", "up", "toward-zero")
-OPERATIONS = {
+_OPERATIONS = {
     "addss": ("add", "ab"),
     "subss": ("sub", "ab"),
     "mulss": ("mul", "ab"),
@@ -38,16 +38,7 @@ OPERATIONS = {
     "sqrtss": ("sqrt", "a"),
     "fmass": ("fma", "abc"),
 }
-_BITS = {1: 16, 2: 32, 4: 8, 8: 4, 16: 2, 32: 1}
-"""Bits of MXCSR, and those of a recording's flags."""
-
-
-def flags_of(register: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return MXCSR's flags as a recording has them."""
-    flags = np.zeros_like(register)
-    for theirs, ours in _BITS.items():
-        flags |= ((register & theirs) != 0).astype(np.uint8) * np.uint8(ours)
-    return flags
+"""By instruction: the operation, and the names of its operands."""
 
 
 def sets(name: str, arrays: _Arrays) -> list[RecordedSet]:
@@ -68,13 +59,13 @@ def sets(name: str, arrays: _Arrays) -> list[RecordedSet]:
 def _conversion(instruction: str, formats: tuple[str, str], x: Any, z: Any, **facts: Any) -> RecordedSet:
     parts = {"x": x, "z": z}
     if (mxcsr := facts.pop("mxcsr", None)) is not None:
-        parts["flags"] = flags_of(mxcsr)
+        parts["flags"] = flags_of(mxcsr, FLAGS)
     told = {"instruction": instruction, "source": formats[0], "target": formats[1], **facts}
     return RecordedSet(name=instruction, kind="conversion", arrays=parts, facts=told)
 
 
 def _narrowing(arrays: _Arrays) -> Iterator[RecordedSet]:
-    for (r, rounding), daz in itertools.product(enumerate(_ROUNDINGS), (0, 1)):
+    for (r, rounding), daz in itertools.product(enumerate(DIRECTIONS), (0, 1)):
         options = {"rounding": rounding, "nan": "x86", "subnormal_inputs_as_zero": bool(daz)}
         z, mxcsr = arrays["z"][r, daz], arrays["mxcsr"][r, daz]
         formats = "fp32", "fp16"
@@ -92,8 +83,8 @@ def _to_bf16(arrays: _Arrays) -> Iterator[RecordedSet]:
 
 
 def _float32(arrays: _Arrays) -> Iterator[RecordedSet]:
-    for instruction, (operation, operands) in OPERATIONS.items():
-        for (r, rounding), ftz, daz in itertools.product(enumerate(_ROUNDINGS), (0, 1), (0, 1)):
+    for instruction, (operation, operands) in _OPERATIONS.items():
+        for (r, rounding), ftz, daz in itertools.product(enumerate(DIRECTIONS), (0, 1), (0, 1)):
             options = {
                 "rounding": rounding,
                 "nan": "x86",
@@ -102,7 +93,7 @@ def _float32(arrays: _Arrays) -> Iterator[RecordedSet]:
             }
             at = r, daz + 2 * ftz
             parts = {name: arrays[name] for name in operands}
-            parts |= {"z": arrays[f"{instruction}_z"][at], "flags": flags_of(arrays[f"{instruction}_mxcsr"][at])}
+            parts |= {"z": arrays[f"{instruction}_z"][at], "flags": flags_of(arrays[f"{instruction}_mxcsr"][at], FLAGS)}
             facts = {
                 "instruction": instruction,
                 "operation": operation,

@@ -14,25 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim import units
 from mpsim._version import __version__
 from mpsim.encoding import encode
 from mpsim.formats import get_format
 from mpsim.hardware import recording_mma
+from mpsim.hardware.devices import TORCH, float32_products, torch_on
 from mpsim.hardware.host import processor
 from mpsim.hardware.recorded_designs import designs
-from mpsim.hardware.recordings import RecordedSet, Recording
+from mpsim.hardware.recordings import RecordedSet, Recording, unit_of
 
 __all__ = ["INPUTS", "record_torch"]
 
 _Codes = NDArray[Any]
 
-INPUTS = {
-    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32", "e4m3": "float8_e4m3fn",
-    "e5m2": "float8_e5m2", "e4m3fnuz": "float8_e4m3fnuz", "e5m2fnuz": "float8_e5m2fnuz",
-}  # fmt: skip
-"""torch's names of the formats of inputs."""
 _FP8 = ("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")
+INPUTS = ("fp16", "bf16", "fp32", "tf32", *_FP8)
+"""Formats of inputs that can be recorded."""
 _RESULTS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _TILE = 64
 """Rows and columns of a product of designs."""
@@ -63,7 +60,7 @@ def record_torch(
     ----------
     device : "cpu", "cuda" or "cuda:1" ...
     inputs : names of formats
-        Keys of `INPUTS`.
+        Of `INPUTS`.
     seed : int
         Of the random products.
     progress : callable, optional
@@ -84,7 +81,7 @@ def record_torch(
     """
     if unknown := [name for name in inputs if name not in INPUTS]:
         raise ValueError(f"inputs has {', '.join(unknown)}; there are {', '.join(INPUTS)}")
-    torch = _torch(device)
+    torch = torch_on(device)
     name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
     sets: list[RecordedSet] = []
     refused: list[str] = []
@@ -94,12 +91,12 @@ def record_torch(
                 progress(way.label)
             try:
                 # No unit multiplies fp32: a library does that on ordinary cores, in an order of its own.
-                sets += _recorded(torch, way, fmt, device, None if fmt == "fp32" else _unit_of(name), seed)
+                sets += _recorded(torch, way, fmt, device, None if fmt == "fp32" else unit_of(name), seed)
             except (RuntimeError, TypeError, AttributeError) as error:
                 refused.append(f"{way.label}: {str(error).strip().splitlines()[0][:200]}")
     if device != "cpu" and torch.version.hip is None:
         try:
-            sets += recording_mma.sets(torch, device, inputs, _unit_of(name), seed)
+            sets += recording_mma.sets(torch, device, inputs, unit_of(name), seed)
         except (OSError, RuntimeError) as error:
             refused.append(f"single instructions: {error}")
     if not sets:
@@ -114,18 +111,6 @@ def record_torch(
         ),
         refused,
     )
-
-
-def _torch(device: str) -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise ValueError(f"torch is not installed ({error}): pip install torch") from error
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise ValueError(f"device is {device!r}; it must be 'cpu', 'cuda' or 'cuda:1' and so on")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"device is {device!r}, but torch {torch.__version__} sees no GPU here; 'cpu' would work")
-    return torch
 
 
 def _software(torch: Any, device: str) -> dict[str, str]:
@@ -144,19 +129,6 @@ def _software(torch: Any, device: str) -> dict[str, str]:
     except OSError:
         found["driver"] = "unknown"
     return found
-
-
-def _unit_of(card: str) -> str | None:
-    """Return the name that `mpsim.units` has for a card, if it has one."""
-    words = card.lower().replace("-", " ").replace("_", " ").split()
-    joined = "".join(words)
-    found = [name for name in units.devices() if name.replace("-", "") in (*words, joined) or _within(name, joined)]
-    return max(found, key=len, default=None)
-
-
-def _within(name: str, joined: str) -> bool:
-    plain = name.replace("-", "")
-    return len(plain) > 3 and any(char.isdigit() for char in plain) and plain in joined
 
 
 def _ways(torch: Any, fmt: str, device: str) -> Iterator[_Way]:
@@ -182,12 +154,8 @@ def _scaled(torch: Any, fast: bool, result: str, a: Any, b: Any) -> Any:
 def _float32(torch: Any, tf32: bool, device: str, a: Any, b: Any) -> Any:
     if tf32 and device == "cpu":
         raise NotImplementedError("torch has no TF32 on CPUs")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
+    with float32_products(torch, tf32):
         return torch.mm(a, b)
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _recorded(torch: Any, way: _Way, fmt: str, device: str, unit: str | None, seed: int) -> list[RecordedSet]:
@@ -236,7 +204,7 @@ def _words(codes: _Codes, fmt: str) -> _Codes:
 def _product(torch: Any, way: _Way, a: _Codes, b: _Codes, fmt: str, device: str) -> _Codes:
     """Return the codes of one product."""
     signed = {1: np.uint8, 2: np.int16, 4: np.int32}
-    dtype = getattr(torch, INPUTS[fmt])
+    dtype = getattr(torch, TORCH[fmt])
     left, right = (torch.from_numpy(x.view(signed[x.itemsize])).view(dtype).to(device) for x in (a, b))
     d = way.multiply(left, right).cpu().contiguous()
     word = {2: torch.int16, 4: torch.int32}[d.element_size()]

@@ -8,7 +8,7 @@ A recording is one ``.npz`` file that says itself what is in it. Its array ``met
      "recorded": "2026-12-02",
      "note": "seed 0",
      "sets": [{"name": "fp16/tiles", "kind": "instruction", "unit": "h100", "inputs": "fp16", "out": "fp32",
-               "arrays": {"a": "fp16/a", "b": "fp16/b", "d": "fp16/tiles/d"}}, ...]}
+               "arrays": {"a": "0/fp16/tiles/a", "b": "0/fp16/tiles/b", "d": "0/fp16/tiles/d"}}, ...]}
 
 Each set is of one kind, and ``arrays`` says which array of the file is what; sets may share arrays. Numbers are codes:
 bit patterns in unsigned integers of the format's width, tf32 in words of 32 bits.
@@ -33,6 +33,7 @@ two. The options of conversions and arithmetic are those of `mpsim.arithmetic`. 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,13 +42,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim import units
 from mpsim._npz import read_arrays, write_arrays
 from mpsim.formats import get_format
 
 if TYPE_CHECKING:
     import os
 
-__all__ = ["KINDS", "RecordedSet", "Recording", "read", "write"]
+__all__ = ["KINDS", "RecordedSet", "Recording", "read", "unit_of", "write"]
 
 _VERSION = 1
 _MOST_BYTES = 1 << 30
@@ -106,6 +108,11 @@ class RecordedSet:
         return (inputs, inputs) if isinstance(inputs, str) else (inputs[0], inputs[1])
 
     @property
+    def result_format(self) -> str:
+        """Format of the results of a product."""
+        return str(self.facts["result" if self.kind == "gemm" else "out"])
+
+    @property
     def results(self) -> NDArray[Any]:
         """What the machine answered."""
         return self.arrays["d" if "d" in self.arrays else "z"]
@@ -117,8 +124,7 @@ class RecordedSet:
             return {"x": facts["source"], "z": facts["target"]}.get(name)
         if self.kind == "arithmetic":
             return None if name == "flags" else str(facts["format"])
-        result = facts["result"] if self.kind == "gemm" else facts["out"]
-        return {"a": self.inputs[0], "b": self.inputs[1], "d": result}.get(name)
+        return {"a": self.inputs[0], "b": self.inputs[1], "d": self.result_format}.get(name)
 
     def _check_dtype(self, name: str, array: NDArray[Any]) -> None:
         fmt = self._format(name)
@@ -158,15 +164,31 @@ class Recording:
     note: str = ""
 
 
+def unit_of(text: str) -> str | None:
+    """Return the name that `mpsim.units` has for the card that a text names, if it has one.
+
+    Short names and those without a digit must be words. Of others a longer number is no match: an A1000 is no A100.
+    """
+    found = [name for name in units.devices() if re.search(_pattern(name), text, re.IGNORECASE)]
+    return max(found, key=len, default=None)
+
+
+def _pattern(name: str) -> str:
+    spelt = "[-_ ]*".join(map(re.escape, name.split("-")))
+    distinct = len(name.replace("-", "")) > 3 and any(char.isdigit() for char in name)
+    return rf"(?<!\d){spelt}(?!\d)" if distinct else rf"(?<![^\W_]){spelt}(?![^\W_])"
+
+
 def write(path: str | os.PathLike[str], recording: Recording) -> None:
     """Write a recording as a compressed ``.npz`` file; it appears under its name when it is complete."""
     members: dict[str, NDArray[Any]] = {}
     names: dict[int, str] = {}
     told = []
-    for part in recording.sets:
+    for i, part in enumerate(recording.sets):
         roles = {}
         for role, array in part.arrays.items():
-            roles[role] = names.setdefault(id(array), f"{part.name}/{role}")
+            # The number tells sets of one name apart.
+            roles[role] = names.setdefault(id(array), f"{i}/{part.name}/{role}")
             members[roles[role]] = array
         told.append({"name": part.name, "kind": part.kind, "arrays": roles, **part.facts})
     meta = {

@@ -15,13 +15,11 @@ from mpsim.encoding import NumberClass, classify, decode, encode
 from mpsim.formats import FloatFormat, get_format
 from mpsim.hardware import explaining
 from mpsim.hardware.recordings import RecordedSet, Recording
+from mpsim.hardware.registers import DENORMAL
 from mpsim.matmul import matmul, matmul_codes
 from mpsim.units import Family, MatrixUnit
 
-__all__ = ["DENORMAL", "Outcome", "by_row", "replay", "replay_set"]
-
-DENORMAL = 32
-"""Bit of x86's "denormal operand" beside those of `mpsim.Flags`."""
+__all__ = ["Outcome", "by_row", "replay", "replay_set"]
 
 _NVIDIA = (Family.FUSED, Family.SCALED, Family.GROUPED, Family.INTERLEAVED)
 _Codes = NDArray[Any]
@@ -150,16 +148,12 @@ def _product(part: RecordedSet, unit: str | MatrixUnit | None) -> Outcome:
     got = _instruction(part, row) if part.kind == "instruction" else _gemm(part, row)
     options = part.facts.get("options", {})
     shown = f"{row}{_shown(options)}"
-    different = _differ(got, part.results, get_format(_result(part)), part)
+    different = _differ(got, part.results, get_format(part.result_format), part)
     first = ""
     if different.any():
         at = tuple(int(i) for i in np.argwhere(different)[0])
         first = explaining.product(part, row, at, int(got[at]))
     return Outcome(row=shown, results=different.size, different=int(different.sum()), first=first)
-
-
-def _result(part: RecordedSet) -> str:
-    return str(part.facts["result"] if part.kind == "gemm" else part.facts["out"])
 
 
 def _shown(options: dict[str, Any]) -> str:
@@ -177,7 +171,7 @@ def _instruction(part: RecordedSet, row: MatrixUnit) -> _Codes:
 
 def _gemm(part: RecordedSet, row: MatrixUnit) -> _Codes:
     """Return the codes of a library's product; every NaN of an NVIDIA unit is the last code."""
-    arrays, result = part.arrays, get_format(_result(part))
+    arrays, result = part.arrays, get_format(part.result_format)
     a, b = (_values(arrays[name], fmt) for name, fmt in zip("ab", part.inputs, strict=True))
     c = None if "c" not in arrays else _values(arrays["c"], row.out)
     factors: dict[str, Any] = {name: x for name, x in arrays.items() if name.startswith("scale")}

@@ -11,7 +11,8 @@ import pytest
 
 from bits import assert_same_bits
 from mpsim.encoding import encode
-from mpsim.hardware import RecordedSet, Recording, read, replay
+from mpsim.hardware import RecordedSet, Recording, read, replay, write
+from mpsim.hardware.importing import _format
 from mpsim.matmul import matmul, matmul_codes
 from vectors import vectors
 
@@ -53,6 +54,33 @@ HARDWARE = {
     "nvidia_toolbox.npz": (100, 1, 48 * 40),
 }
 """Files with a step through their results, a step through their sets, and the least number that is compared."""
+
+
+def test_imported_settings_of_one_instruction_are_written_apart(tmp_path: Path) -> None:
+    """All sixteen settings of an instruction have its name."""
+    rng = np.random.default_rng(0)
+    instructions = ("addss", "subss", "mulss", "divss", "sqrtss", "fmass")
+    arrays = {name: np.zeros(2, np.uint32) for name in "abc"}
+    arrays |= {f"{name}_z": rng.integers(0, 1 << 32, (4, 4, 2), np.uint64).astype(np.uint32) for name in instructions}
+    arrays |= {f"{name}_mxcsr": rng.integers(0, 64, (4, 4, 2), np.uint8) for name in instructions}
+    np.savez(tmp_path / "x86_f32.npz", **arrays)
+    recording = read(tmp_path / "x86_f32.npz")
+    write(tmp_path / "r.npz", recording)
+    for ours, theirs in zip(recording.sets, read(tmp_path / "r.npz").sets, strict=True):
+        assert_same_bits(theirs.results, ours.results)
+        assert_same_bits(theirs.arrays["flags"], ours.arrays["flags"])
+
+
+def test_formats_have_the_names_of_others() -> None:
+    names = {
+        "f16": "fp16",
+        "xf32": "tf32",
+        "ue8m0": "e8m0",
+        "float8_e4m3fn": "e4m3",
+        "bfloat16": "bf16",
+        "FP16": "fp16",
+    }
+    assert {name: _format(name) for name in names} == names
 
 
 @compiled

@@ -2,6 +2,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import sys
 from typing import Any
 
 import numba
@@ -21,6 +22,7 @@ from mpsim.hardware.boxes import Box, Design, Setting, by_hand, emulated, same_a
 from mpsim.hardware.findings import Finding
 from mpsim.hardware.hypotheses import predicted
 from mpsim.hardware.matching import arithmetic_of
+from mpsim.hardware.measures import _special
 from mpsim.hardware.structure import find_structure, summation_tree, sums_along, tree_text
 from mpsim.matmul import Schedule, matmul_codes
 from mpsim.matmul._families import fused_numbers
@@ -325,6 +327,40 @@ def test_what_torch_and_numpy_do_not_have_is_said() -> None:
         hardware.torch_matmul("cpu", "tf32")
 
 
+class Torch:
+    """A torch that sees one GPU."""
+
+    __version__, bfloat16 = "2.0", None
+
+    class cuda:  # noqa: N801
+        is_available = staticmethod(lambda: True)
+        device_count = staticmethod(lambda: 1)
+
+
+def test_a_device_is_checked_before_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    for device in ("cpu", "cuda", "cuda:0"):
+        assert hardware.torch_matmul(device, "bf16")
+    with pytest.raises(ValueError, match="device is 'cuda:1', and torch sees 1 GPUs, counted from 0"):
+        hardware.torch_matmul("cuda:1", "bf16")
+    for device in ("tpu", "cuda:", "cpu:1"):
+        with pytest.raises(ValueError, match=f"device is '{device}'; it must be 'cpu', 'cuda' or 'cuda:1'"):
+            hardware.torch_matmul(device, "bf16")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ValueError, match="torch is not installed"):
+        hardware.torch_matmul("cuda:1", "bf16")
+
+
+@pytest.mark.parametrize(
+    ("out", "code"),
+    [("e4m3", "0x7f"), ("e5m2", "0x7e"), ("e4m3fnuz", "0x80"), ("fp16", "0x7e00"), ("fp32", "0x7fc00000")],
+)
+def test_a_nan_is_shown_as_its_format_has_it(out: str, code: str) -> None:
+    fmt = get_format(out)
+    box = Box(lambda a, b: a @ b, Setting(fmt, fmt, fmt))
+    assert _special(box, np.array([np.nan], np.float32)) == f"NaN {code}"
+
+
 def test_designs_say_what_goes_in() -> None:
     design = Design(((0, 1.5, 2.0**40), (3, -0.1875, 1.0)), -0.0)
     assert str(design) == "a[0] = 1.5, b[0] = 2^40; a[3] = -0.1875, b[3] = 1; c = -0"
@@ -348,6 +384,7 @@ def test_identify_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) ->
     [
         (["--device", "numpy", "--inputs", "bf16"], "NumPy multiplies matrices of fp64, fp32, fp16"),
         (["--device", "v1000"], "unknown unit 'v1000'"),
+        (["--device", "cuda:one"], "device is 'cuda:one'; it must be 'cpu', 'cuda' or 'cuda:1' and so on"),
         (["--device", "v100", "--inputs", "fp16", "--shape", "64"], "three sizes with commas between"),
         (["--device", "numpy", "--inputs", "fp16", "--shape", "8,8,2"], "K of at least 4"),
     ],

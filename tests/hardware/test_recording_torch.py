@@ -15,7 +15,7 @@ from mpsim.formats import get_format
 from mpsim.hardware import read, record_torch, replay
 from mpsim.hardware.recorded_designs import LENGTH, designs
 from mpsim.hardware.recording_mma import INSTRUCTIONS, Mma, packed, ptx, unpacked
-from mpsim.hardware.recording_torch import _unit_of
+from mpsim.hardware.recordings import unit_of
 from mpsim.matmul import matmul_codes
 
 Array = np.ndarray[Any, Any]
@@ -130,13 +130,16 @@ def test_the_kernel_has_one_instruction_and_a_row_of_the_catalogue(mma: Mma) -> 
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("NVIDIA L40S", "l40s"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA A2000", None),
         ("NVIDIA A10", None),
         ("NVIDIA GeForce GTX 1080", None),
         ("AMD EPYC", None),
     ],
 )
 def test_cards_are_known_by_name(card: str, unit: str | None) -> None:
-    assert _unit_of(card) == unit
+    assert unit_of(card) == unit
 
 
 # With torch.

@@ -51,7 +51,14 @@ def test_sets_share_arrays_in_the_file(tmp_path: Path) -> None:
         for i in range(2)
     ]
     write(tmp_path / "r.npz", Recording(device="d", sets=tuple(sets)))
-    assert sorted(np.load(tmp_path / "r.npz").files) == ["meta", "n0/x", "n0/z"]
+    assert sorted(np.load(tmp_path / "r.npz").files) == ["0/n0/x", "0/n0/z", "meta"]
+
+
+def test_sets_of_one_name_keep_their_own_arrays(tmp_path: Path) -> None:
+    first, second = (conversion(flags=np.full(2, flag, np.uint8)) for flag in (0, 1))
+    write(tmp_path / "r.npz", Recording(device="d", sets=(first, second)))
+    back = read(tmp_path / "r.npz").sets
+    assert [part.arrays["flags"].tolist() for part in back] == [[0, 0], [1, 1]]
 
 
 def test_a_set_says_what_is_wrong_with_it() -> None:
@@ -109,9 +116,9 @@ BAD = {
     "kind": lambda m: (m.meta["sets"][0].update(kind="x"), m.save()),
     "options": lambda m: (m.meta["sets"][0].update(options=[1]), m.save()),
     "unknown option": lambda m: (m.meta["sets"][0].update(options={"colour": "red"}), m.save()),
-    "missing array": lambda m: (m.arrays.pop("cvt/z"), m.save()),
-    "dtype": lambda m: m.save(**{"cvt/z": np.zeros(2, np.float64)}),
-    "shape": lambda m: m.save(**{"cvt/z": np.zeros((2, 2), np.uint16)}),
+    "missing array": lambda m: (m.arrays.pop("0/cvt/z"), m.save()),
+    "dtype": lambda m: m.save(**{"0/cvt/z": np.zeros(2, np.float64)}),
+    "shape": lambda m: m.save(**{"0/cvt/z": np.zeros((2, 2), np.uint16)}),
     "format": lambda m: (m.meta["sets"][0].update(target="fp99"), m.save()),
     "nothing known": lambda m: np.savez(m.path, weights=np.zeros(3)),
 }

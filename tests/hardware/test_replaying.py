@@ -66,6 +66,32 @@ def test_one_flipped_bit_of_a_product_is_found() -> None:
     assert "fp8-slow" in outcome.row
 
 
+@pytest.mark.parametrize(
+    ("factor", "result", "told"),
+    [(2.0, "fp32", "times scale_a 2.0"), (1.0, "bf16", "rounded from fp32 to bf16"), (1.0, "fp32", "block of")],
+)
+def test_steps_are_shown_where_they_lead_to_the_result(factor: float, result: str, told: str) -> None:
+    """A factor of 1 changes nothing."""
+    a, b = numbers(3, 2, 8), numbers(4, 8, 2)
+    d = encode(matmul(a, b, unit="h100", inputs="e4m3", scale_a=factor, result=result), result)
+    d[0, 0] ^= 1
+    parts = {"a": encode(a, "e4m3"), "b": encode(b, "e4m3"), "d": d, "scale_a": np.array(factor, np.float32)}
+    facts = {"unit": "h100", "inputs": "e4m3", "out": "fp32", "result": result}
+    part = RecordedSet(name="gemm", kind="gemm", arrays=parts, facts=facts)
+    (outcome,) = replay(Recording(device="d", sets=(part,)))
+    assert outcome.different == 1
+    assert told in outcome.first
+    assert ("block of" in outcome.first) == (told == "block of")
+
+
+@pytest.mark.parametrize(("zero", "exact"), [(True, "exact     1"), (False, "exact     1.0000000000000000000…")])
+def test_operands_that_are_read_as_zero_are_explained_as_zero(zero: bool, exact: str) -> None:
+    parts = {name: np.array([code], np.uint32) for name, code in (("a", 0x3F800000), ("b", 1), ("z", 0))}
+    facts = {"operation": "add", "format": "fp32", "options": {"subnormal_inputs_as_zero": zero}}
+    part = RecordedSet(name="add", kind="arithmetic", arrays=parts, facts=facts)
+    assert exact in replay(Recording(device="d", sets=(part,)))[0].first.splitlines()
+
+
 def test_a_wrong_code_or_flag_of_a_conversion_is_found_and_explained() -> None:
     """Tininess is found after rounding: the smallest normal number, inexact, no underflow."""
     for z, flags in ((0x03FF, 1), (0x0400, 3), (0x0400, 33)):
