@@ -17,8 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim._npz import write_arrays
+from mpsim._npz import MAX_BYTES, read_arrays, write_arrays
 from mpsim.amp import LossScaler, load_scaling_state, scaling_state
 from mpsim.nn import Module
 from mpsim.optim import Optimizer
@@ -170,8 +168,8 @@ def _optimizer_state(meta: dict[str, Any], arrays: Mapping[str, NDArray[Any]], o
 
 def _read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return all arrays of a file, whose check sums are right, and what it says about them."""
-    with open(path, "rb") as opened, _explained(path), np.load(opened, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+    with _explained(path):
+        arrays = read_arrays(path, max(MAX_BYTES, path.stat().st_size))  # `save` compresses nothing
         meta = json.loads(str(arrays.pop("meta")))
         if meta["version"] != _VERSION:
             raise ValueError(f"version {meta['version']}")
@@ -182,8 +180,9 @@ def _read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or no checkpoint of version {_VERSION} ({error})") from error
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path} is damaged, or no checkpoint of version {_VERSION} ({reason})") from error
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,5 @@
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path: Path, monkey
     assert os.listdir(tmp_path) == ["run.npz"]
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.skipif(os.name != "posix", reason="a umask")
+def test_a_file_may_be_read_by_those_whom_the_umask_leaves(umask: int, mode: int, tmp_path: Path):
+    path = tmp_path / "run.npz"
+    before = os.umask(umask)
+    try:
+        checkpoint.save(path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+
+
 @pytest.mark.parametrize("cut", [0, 1, 100, 0.5, 0.9, -1])
 def test_a_truncated_file_is_refused_and_changes_nothing(cut: float, tmp_path: Path):
     run, path = Run(), tmp_path / "run.npz"
@@ -132,6 +145,15 @@ def test_other_files_are_no_checkpoints(tmp_path: Path):
     for name in ("text", "arrays", "future"):
         with pytest.raises(ValueError, match=f"{name}.npz is damaged, or no checkpoint of version 1"):
             checkpoint.load(tmp_path / f"{name}.npz", **run.parts)
+
+
+def test_an_array_that_claims_more_than_the_file_holds_is_refused(tmp_path: Path):
+    header = b"\x93NUMPY\x01\x00\x76\x00"
+    header += b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000,), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "run.npz", "w") as archive:
+        archive.writestr("meta.npy", header + b"\0" * 8)
+    with pytest.raises(ValueError, match=r"run.npz is damaged, or no checkpoint of version 1 \(meta claims"):
+        checkpoint.load(tmp_path / "run.npz")
 
 
 def without(run: Run, part: str) -> dict[str, Any]:

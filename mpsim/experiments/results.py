@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from mpsim._files import replace
 from mpsim.experiments.registry import Result
 
 __all__ = ["open_folder", "read_result", "write_result"]
@@ -47,9 +48,9 @@ def open_folder(path: str | os.PathLike[str], force: bool = False) -> Path:
 
 def write_result(result: Result, folder: Path) -> Path:
     """Write ``result.json`` into a folder, replacing an older one in one step."""
-    target, draft = folder / _FILE, folder / f".{_FILE}.tmp"
-    draft.write_text(json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(draft, target)
+    target = folder / _FILE
+    text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
+    replace(target, lambda file: file.write(text.encode()))
     return target
 
 

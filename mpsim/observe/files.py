@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import zipfile
-import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpsim._npz import write_arrays
+from mpsim._npz import read_arrays, write_arrays
 from mpsim.counters import Counters
 from mpsim.formats import get_format
 from mpsim.observe.findings import Finding
@@ -26,6 +25,7 @@ __all__ = ["load", "save"]
 
 _VERSION = 1
 _EVENTS = [field.name for field in dataclasses.fields(Counters)]
+_COLUMNS = ("step", "format", "counters", "first", "lengths", "special", "extremes")
 _TEXTS = ("kind", "layer", "producer", "name", "operation")
 
 
@@ -62,10 +62,10 @@ def save(record: Record, path: str | os.PathLike[str]) -> None:
 def load(path: str | os.PathLike[str]) -> Record:
     """Return the record of a file; see `Record.load`."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return _unpacked(dict(file))
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or no record of version {_VERSION} ({error})") from error
+        return _unpacked(read_arrays(Path(path)))
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path} is damaged, or no record of version {_VERSION} ({reason})") from error
 
 
 def _unpacked(arrays: dict[str, Any]) -> Record:
@@ -74,6 +74,9 @@ def _unpacked(arrays: dict[str, Any]) -> Record:
     meta = json.loads(str(arrays["meta"]))
     if meta["version"] != _VERSION:
         raise ValueError(f"version {meta['version']}")
+    lengths = {len(arrays[name]) for name in (*_COLUMNS, *_TEXTS)}
+    if len(lengths) > 1 or arrays["counts"].size != arrays["lengths"].sum():
+        raise ValueError("its arrays have different lengths")
     record = Record(meta["kinds"], meta["histograms"], flushed=meta["flushed"])
     record.step = meta["step"]
     record.scales = dict(meta["scales"])

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,18 @@ def test_a_result_goes_round(tmp_path: Path):
     path = write_result(result(content), tmp_path)
     assert path == tmp_path / "result.json"
     assert read_result(tmp_path) == read_result(str(tmp_path)) == content
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_crash_while_writing_leaves_the_older_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_result(result({"old": True}), tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_result(result({"new": True}), tmp_path)
+    assert read_result(tmp_path) == {"old": True}
     assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
 
 
