@@ -71,7 +71,7 @@ def summary(record: Record) -> list[dict[str, str | int | float]]:
 
 def _sections(record: Record, fmt: FormatLike) -> Iterator[str]:
     name = get_format(fmt).name.upper()
-    yield f"<p>{record.step + 1} training steps, {len(record.layers())} layers.</p><h2>The first failure</h2>"
+    yield f"<p>{record.steps} training steps, {len(record.layers())} layers.</p><h2>The first failure</h2>"
     finding = record.first_bad()
     if finding is None:
         yield "<p>Nothing overflowed, became NaN, or was flushed beyond the share that was allowed.</p>"

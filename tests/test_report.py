@@ -8,6 +8,8 @@ import pytest
 from mpsim import amp, nn, optim, plots
 from mpsim.cli import main
 from mpsim.observe import Record, compare, observe
+from mpsim.report import write_report
+from mpsim.tensor import Tensor
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,24 @@ def test_a_report_needs_nothing_from_outside(record: Record, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.npz"]
 
 
+def test_a_step_that_nothing_followed_is_not_told(tmp_path, capsys):
+    with observe() as seen:
+        for _ in range(3):
+            Tensor([1.0]) * 2.0
+            seen.next_step()
+    seen.save(tmp_path / "run.npz")
+    assert main(["report", str(tmp_path / "run.npz"), "--json"]) == 0
+    assert '"steps": 3' in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "run.npz")]) == 0
+    assert "3 training steps" in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.parametrize("fmt", ["fp64", "e2m1", "bf16"])
+def test_a_report_may_be_about_any_format(record: Record, tmp_path, fmt: str):
+    write_report(record, tmp_path / "run.html", fmt)
+    assert (tmp_path / "run.html").read_text().count("<img ") == 4
+
+
 def test_a_report_of_an_empty_record_is_written(tmp_path):
     Record().save(tmp_path / "run.npz")
     assert main(["report", str(tmp_path / "run.npz")]) == 0
@@ -64,6 +84,37 @@ def test_the_heat_map_has_a_row_for_each_layer_and_a_column_for_each_step(record
     assert ax.images[0].get_array().shape == (len(record.layers("activation gradient")), 3)
     share = ax.images[0].get_array()[[t.get_text() for t in ax.get_yticklabels()].index("0")]
     assert (share == 100).all()  # everything was lost on the way
+
+
+def test_the_heat_map_adds_up_what_a_layer_did_in_a_step():
+    model = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Linear(2, 2, rng=1))
+    with observe() as seen:
+        for factor in (0.0, 1.0):
+            x = model(np.ones((1, 2), np.float32))
+            (x * factor).sum().backward()
+            seen.next_step()
+        model(np.ones((1, 2), np.float32))
+    for kind, event in [("activation gradient", "zeros"), ("activation", "inexact"), ("weight", "elements")]:
+        ax = plots.heat_map(seen, event, kind)
+        shares = ax.images[0].get_array()
+        for i, layer in enumerate(seen.layers(kind)):
+            for step in range(shares.shape[1]):
+                entries = [e.counters for e in seen.entries(kind) if (e.layer, e.step) == (layer, step)]
+                made = sum(c.underflows for c in entries) if event == "zeros" else 0
+                total = sum(c.elements for c in entries)
+                want = 100 * (sum(getattr(c, event) for c in entries) + made) / total if total else np.nan
+                np.testing.assert_allclose(np.ma.filled(shares[i, step], np.nan), want, rtol=1e-12)
+    assert plots.heat_map(seen, "zeros", "activation gradient").images[0].get_array().shape[1] == 2
+
+
+def test_a_window_beyond_the_numbers_of_fp64_is_drawn():
+    for exponent in (-1060, 0, 1000):
+        x = Tensor([1.0], requires_grad=True, format="fp64")
+        with observe(scaler=amp.ConstantScaler(2.0**15)) as seen:
+            (x * 1.0 * 1.0).backward([2.0**exponent])
+        for fmt in ("fp16", "fp64"):
+            assert plots.loss_scale_window(seen, fmt).get_title()
+            assert plots.scale_profile(seen, fmt).get_title()
 
 
 def test_the_loss_scale_is_drawn_below_its_window(record: Record):

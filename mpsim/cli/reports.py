@@ -29,7 +29,7 @@ def report(
         if as_json:
             finding = record.first_bad()
             told = None if finding is None else str(finding)
-            _text.print_json({"steps": record.step + 1, "first_bad": told, "tensors": summary(record)})
+            _text.print_json({"steps": record.steps, "first_bad": told, "tensors": summary(record)})
             return
         target = output or run.with_suffix(".html")
         write_report(record, target, fmt, title=run.stem)

@@ -157,7 +157,11 @@ def _bad(
         return np.asarray((before != 0) & (after == 0))
     if cause == "overflow" and counters.overflows:
         lost = np.isfinite(before) & ~np.isfinite(after)
-        return lost if lost.any() else np.asarray(np.abs(before) > np.abs(after))  # held at the largest number
+        if lost.any():
+            return lost
+        # Held at the largest number, as are numbers a little above it that only rounded down. Rounding is monotone.
+        sizes = np.where(np.isfinite(before), np.abs(before), 0)
+        return np.asarray(sizes >= np.partition(sizes, -counters.overflows, axis=None)[-counters.overflows])
     if not not_finite:
         return None
     operands = [array for _, array, _ in known(origin, origin.format)]

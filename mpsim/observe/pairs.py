@@ -162,7 +162,8 @@ def _errors(got: Array, want: Array, fmt: FloatFormat) -> tuple[float, float, fl
     with np.errstate(all="ignore"):
         same = (got == want) | (np.isnan(got) & np.isnan(want))
         difference = np.where(same, 0.0, got - want)
-        exponents = np.maximum(np.frexp(np.abs(want))[1] - 1, fmt.emin)
+        # frexp gives zero, whose ulp is that of the smallest numbers, the exponent of 1/2.
+        exponents = np.where(want == 0, fmt.emin, np.maximum(np.frexp(np.abs(want))[1] - 1, fmt.emin))
         ulps = np.abs(difference) / np.ldexp(1.0, exponents - (fmt.p - 1))
         ulps = np.where(np.isnan(ulps), np.inf, ulps)
         noise = float(np.mean(difference**2))

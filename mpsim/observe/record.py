@@ -286,7 +286,7 @@ class Record:
                 (kind is None or kind == entry.kind)
                 and (makers is None or entry.producer in makers)
                 and (wanted is None or wanted == entry.format)
-                and (layer is None or layer in (entry.layer, entry.name))
+                and layer in (None, entry.layer, entry.name or None)
                 and (step is None or step == entry.step)
             ):
                 yield entry
@@ -309,7 +309,7 @@ class Record:
             Names of operations; a gradient goes by the operation that made its tensor.
         fmt : FloatFormat or name, optional
         layer : str, optional
-            Path of a module, or name of a parameter.
+            Path of a module, or name of a parameter; ``""`` for what no module ran.
         step : int, optional
 
         Raises
@@ -336,6 +336,11 @@ class Record:
         for entry in self.entries(kind, producers, fmt, layer=layer, step=step):
             total.merge(entry.histogram)
         return total
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in which something was seen."""
+        return len({entry.step for entry in self._entries})
 
     def layers(self, kind: str | None = None) -> list[str]:
         """Return the layers of the tensors of a kind, in the order in which they first appear."""

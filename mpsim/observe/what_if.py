@@ -44,9 +44,9 @@ class Window:
     """Scales that neither lose nor overflow too much."""
 
     smallest: float
-    """The smallest power of two that loses no more than was allowed."""
+    """The smallest power of two that loses no more than was allowed; infinite where not even 2**1023 does."""
     largest: float
-    """The largest power of two at which no number overflows."""
+    """The largest power of two, up to 2**1023, at which no number overflows."""
 
     @property
     def is_open(self) -> bool:
@@ -166,12 +166,16 @@ def _window(histogram: Histogram, fmt: FloatFormat, lost: float) -> Window:
         raise ValueError("window: there are no numbers but zero")
     # Everything below the first exponent that must be kept may be lost.
     below = np.cumsum(counts)
-    kept = int(exponents[np.searchsorted(below, lost * below[-1], side="right")])
-    smallest = _first_kept(fmt) - kept
+    first = int(np.searchsorted(below, lost * below[-1], side="right"))
+    kept = int(exponents[min(first, counts.size - 1)])  # the largest, where all may be lost
+    smallest = max(_first_kept(fmt) - kept, -1074)
     largest = fmt.emax + 1 - int(exponents[-1])
     while _overflows(histogram.largest, largest, fmt):
         largest -= 1
-    return Window(math.ldexp(1.0, smallest), math.ldexp(1.0, largest))
+    return Window(
+        math.ldexp(1.0, smallest) if smallest <= 1023 else math.inf,
+        math.ldexp(1.0, min(largest, 1023)),
+    )
 
 
 @functools.cache
@@ -188,7 +192,7 @@ def _overflows(x: float, exponent: int, fmt: FloatFormat) -> bool:
     if x == 0:
         return False
     fraction, own = math.frexp(x)
-    if own + exponent > fmt.emax + 2:
+    if own + exponent > fmt.emax + 1:  # at least 2**(emax + 1)
         return True
     counters = Counters()
     round_to(math.ldexp(fraction, own + exponent), fmt, counters=counters)

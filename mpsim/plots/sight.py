@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpsim.counters import Counters
 from mpsim.formats import FormatLike, get_format
 from mpsim.observe import Pair, Record, scale_windows, what_if
 from mpsim.plots._common import BANDS, LINES, axes, legend
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["error_growth", "heat_map", "loss_scale_window", "magnitudes", "scale_profile"]
+
+_POWERS = (2.0**-1074, 2.0**1023)
+"""The powers of two that FP64 has."""
 
 
 def magnitudes(
@@ -57,7 +61,7 @@ def loss_scale_window(record: Record, fmt: FormatLike = "fp16", lost: float = 1e
     ax = axes(ax)
     windows = list(scale_windows(record, fmt, lost))
     steps = np.array([step for step, _ in windows])
-    low, high = (np.log2([getattr(w, name) for _, w in windows]) for name in ("smallest", "largest"))
+    low, high = (np.log2(np.clip([getattr(w, name) for _, w in windows], *_POWERS)) for name in ("smallest", "largest"))
     if steps.size:
         bottom = min(low.min(), *np.log2(list(record.scales.values()) or [1.0])) - 3
         top = max(high.max(), *np.log2(list(record.scales.values()) or [1.0])) + 3
@@ -100,14 +104,17 @@ def heat_map(
     """
     from matplotlib.ticker import MaxNLocator
 
-    layers = record.layers(kind)
-    share = np.full((max(len(layers), 1), record.step + 1), np.nan)
-    for i, layer in enumerate(layers):
-        for step in range(record.step + 1):
-            counters = record.counters(kind, layer=layer, step=step)
-            if counters.elements:
-                made = counters.underflows if event == "zeros" else 0
-                share[i, step] = counters.share(event) + made / counters.elements
+    cells: dict[tuple[str, int], Counters] = {}
+    for entry in record.entries(kind):
+        cells.setdefault((entry.layer, entry.step), Counters()).__iadd__(entry.counters)
+    layers = list(dict.fromkeys(layer for layer, _ in cells))
+    steps = 1 + max((step for _, step in cells), default=0)
+    share = np.full((max(len(layers), 1), steps), np.nan)
+    rows = {layer: i for i, layer in enumerate(layers)}
+    for (layer, step), counters in cells.items():
+        if counters.elements:
+            made = counters.underflows if event == "zeros" else 0
+            share[rows[layer], step] = counters.share(event) + made / counters.elements
     ax = axes(ax, (7.0, 1.6 + 0.3 * max(len(layers), 4)))
     image = ax.imshow(100 * share, aspect="auto", cmap="magma_r", vmin=0, vmax=100, interpolation="nearest")
     bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
@@ -145,8 +152,8 @@ def scale_profile(
     told = what_if(record.histogram(kind, **choice), f)
     if told.histogram.occupied_counts.size:
         window = told.window(f, lost)
-        centre = [round(math.log2(x)) for x in (window.smallest, window.largest)]
-        powers = np.arange(min(0, *centre) - 12, max(0, *centre) + 9)
+        centre = [round(math.log2(x)) for x in np.clip([window.smallest, window.largest], *_POWERS)]
+        powers = np.arange(max(min(0, *centre) - 12, -1074), min(max(0, *centre) + 9, 1024))
         losses = [told.loss(f, 2.0 ** int(k)) for k in powers]
         for name in ("lost", "subnormal", "overflow"):
             shares = [100 * getattr(loss, name) / loss.numbers for loss in losses]

@@ -9,8 +9,11 @@ import pytest
 
 from mpsim import amp, nn, optim
 from mpsim.counters import Counters
+from mpsim.formats import FP16, get_format
 from mpsim.observe import Histogram, Record, compare, observe, scale_windows, what_if
+from mpsim.observe.pairs import _errors
 from mpsim.rounding import round_to
+from mpsim.settings import using
 from mpsim.tensor import Tensor, matrix_unit
 
 
@@ -49,6 +52,24 @@ def test_tensors_are_known_by_layer_step_and_operation():
     assert {("0", "relu backward"), ("1", "linear backward"), ("2", "cast backward")} <= gradients
     for step in range(3):
         assert record.counters("update", layer="0.weight", step=step).elements == 32
+
+
+def test_no_layer_is_what_no_module_ran():
+    model = network()
+    with observe() as record:
+        model(np.ones((1, 4), np.float32)) * 2.0
+    assert record.counters("activation").elements == 8 + 8 + 3 + 3
+    assert {entry.producer for entry in record.entries("activation", layer="")} == {"mul"}
+
+
+def test_steps_are_those_in_which_something_was_seen():
+    record, x = Record(), leaf([1.0])
+    assert record.steps == 0
+    with using(observer=record):
+        for _ in range(3):
+            (x * 2.0).backward()
+            record.next_step()
+    assert (record.step, record.steps) == (3, 3)
 
 
 def test_a_second_model_does_not_take_the_names_of_the_first():
@@ -101,6 +122,15 @@ def test_the_first_product_that_overflows_is_found_with_its_operands():
     assert found.operands[1].fractions == (Fraction(256), Fraction(2))
     assert found.factor is None  # a forward pass
     assert "overflowed in fp16" in str(found)
+
+
+@pytest.mark.parametrize("numbers", [[0.3, 0.3, 1000.0], [7.6, np.inf, -1000.0], [7.5, 7.7, 7.76]])
+def test_what_is_held_at_the_largest_number_is_told_from_what_rounds_down(numbers: list[float]):
+    with observe() as record:
+        Tensor(numbers).to("e2m3")
+    found = record.first_bad("overflow")
+    assert found is not None
+    assert (found.index, found.share) == ((2,), 1 / 3)
 
 
 def test_the_operation_that_makes_a_nan_is_found_not_those_after_it():
@@ -202,6 +232,7 @@ def test_the_causes_of_a_tensor_add_up_to_its_zeros():
     assert record.zero_causes
     for (_, kind, _, _), found in record.zero_causes.items():
         parts = dataclasses.asdict(found)
+        assert min(parts.values()) >= 0
         assert sum(n for name, n in parts.items() if name not in ("elements", "zeros")) == found.zeros
         if kind == "weight gradient":
             assert found.upstream > 0
@@ -249,7 +280,43 @@ def test_windows_are_in_terms_of_the_loss_scale():
     assert low[0] == high[0]  # the numbers are 16 times larger, and so is the scale
 
 
+@pytest.mark.parametrize("fmt", ["fp16", "fp32", "fp64", "e4m3", "e2m1"])
+@pytest.mark.parametrize("x", [1.0, 2.0**1000, 2.0**-1000, 2.0**-1074, 1.75 * 2.0**1023])
+def test_scales_that_fp64_has_no_power_for_end_a_window(fmt: str, x: float):
+    told = what_if(Histogram.of(np.array([x])), fmt)
+    window = told.window(fmt)
+    assert told.loss(fmt, window.largest).overflow == 0
+    assert window.largest == 2.0**1023 or told.loss(fmt, window.largest * 2).overflow == 1
+    if np.isfinite(window.smallest):
+        assert told.loss(fmt, window.smallest).lost == 0
+        assert window.smallest == 2.0**-1074 or told.loss(fmt, window.smallest / 2).lost == 1
+    else:
+        assert told.loss(fmt, 2.0**1023).lost == 1
+        assert not window.is_open
+
+
+def test_where_everything_may_be_lost_the_window_keeps_the_largest():
+    told = what_if(Histogram.of(np.array([2.0**-40, 1.0])), "fp16")
+    assert told.window("fp16", 1.0) == told.window("fp16", 0.5)
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "e4m3", "e2m1", "fp64", "e8m0"])
+def test_a_number_beyond_the_largest_power_overflows(fmt: str):
+    f = get_format(fmt)
+    for x in (f.max_finite, 2.0**f.emax, np.nextafter(2.0**f.emax, 0.0)):
+        told = what_if(Histogram.of(np.array([x])), f)
+        assert told.loss(f).overflow == 0
+        if f.emax < 1023:
+            scale = told.window(f).largest
+            assert [told.loss(f, scale * k).overflow for k in (1, 2)] == [0, 1]
+
+
 # Pairs.
+
+
+def test_the_ulp_at_zero_is_that_of_the_smallest_numbers():
+    assert _errors(np.array([2.0**-14]), np.zeros(1), FP16)[1] == 1024
+    assert _errors(np.array([2.0**-24, 0.0]), np.array([-0.0, 0.0]), FP16)[1:] == (1.0, 0.5)
 
 
 def test_a_run_does_not_differ_from_itself_and_does_from_fp32():
@@ -304,3 +371,14 @@ def test_a_file_that_is_no_record_is_an_error(tmp_path):
         Record.load(path)
     with pytest.raises(FileNotFoundError):
         Record.load(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize("name", ["step", "special", "extremes", "counts", "lengths", "kind", "format", "counters"])
+def test_a_file_with_a_short_array_is_an_error(tmp_path, name: str):
+    path = tmp_path / "run.npz"
+    train(1.0, 1).save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **arrays | {name: arrays[name][:-1]})
+    with pytest.raises(ValueError, match=r"run\.npz is damaged, or no record of version 1 \(its arrays"):
+        Record.load(path)
