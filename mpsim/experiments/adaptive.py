@@ -15,8 +15,10 @@ import numpy as np
 from mpsim import nn, optim
 from mpsim.amp.adaptive import AdaptiveTraining, Controller
 from mpsim.amp.controllers import DiversitySwitch, DynamicLossScale, LayerScales, NoiseBudget, Phases
+from mpsim.experiments.checks import at_least
 from mpsim.experiments.registry import Table
 from mpsim.experiments.training import standardised
+from mpsim.formats import get_format
 
 __all__ = ["ARMS", "Arm", "Config", "Measured", "Result", "run"]
 
@@ -63,11 +65,7 @@ class Config:
     lr: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must not be negative")
+        at_least(self, seed=0, epochs=1, batch_size=1, hidden=1, lr=0)
         for name in self.arms:
             if name not in ARMS:
                 raise ValueError(f"arms has {name!r}; each must be one of {', '.join(ARMS)}")
@@ -157,7 +155,7 @@ def _measure(name: str, config: Config) -> Measured:
         loss=float(np.mean(losses)),
         skipped=training.skipped,
         formats=_changes([" ".join(sorted(set(formats))) for formats in used]),
-        narrow=float(np.mean([[fmt == "e5m2" for fmt in formats] for formats in used])),
+        narrow=float(np.mean([[get_format(fmt).bits <= 8 for fmt in formats] for formats in used])),
     )
 
 

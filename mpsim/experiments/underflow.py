@@ -18,6 +18,7 @@ from typing import Any
 
 from mpsim import units
 from mpsim._version import __version__
+from mpsim.experiments.checks import at_least
 from mpsim.experiments.registry import Claim, Progress, Table
 from mpsim.experiments.training import Arm, Measured, Schedule, standardised, train
 from mpsim.experiments.workers import finished_parts
@@ -66,16 +67,9 @@ class Config:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; it must not be negative")
-        for name in ("batch_size", "hidden", "growth_interval"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.epochs < 0:
-            raise ValueError(f"epochs is {self.epochs}; it must not be negative")
+        at_least(self, epochs=0, batch_size=1, hidden=1, growth_interval=1, scaling_lr=0, master_lr=0, momentum=0)
         if not (0 < self.loss_factor < math.inf):
             raise ValueError(f"loss_factor is {self.loss_factor}; it must be positive and finite")
-        for name in ("scaling_lr", "master_lr", "momentum"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
         rising = all(a < b < math.inf for a, b in itertools.pairwise(self.scales))
         if len(self.scales) < 2 or self.scales[0] != 1 or not rising:
             raise ValueError(f"scales is {self.scales}; it must start with 1, rise, and have a scale above 1")

@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from mpsim.experiments.adaptive import ARMS, Config, Measured, run
+from mpsim.amp.controllers import Phases
+from mpsim.experiments.adaptive import ARMS, Arm, Config, Measured, run
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,13 @@ def test_formats_change_over_time_as_the_controllers_say(measured: dict[str, Mea
         assert measured[name].loss < measured["e5m2"].loss
 
 
+def test_every_format_of_8_bits_is_narrow(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(ARMS, "e4m3", Arm(lambda: Phases([(0, "e4m3"), (1, "fp16")])))
+    measured = run(Config(arms=("e4m3",), epochs=1, batch_size=512, hidden=4)).measured[0]
+    assert measured.formats == ((0, "e4m3"), (1, "fp16"))
+    assert measured.narrow == 1 / 3
+
+
 def test_a_run_is_repeated_bit_for_bit(measured: dict[str, Measured]):
     again = run(Config(arms=("noise budget",), epochs=2))
     assert again.measured[0] == measured["noise budget"]
@@ -38,7 +46,12 @@ def test_a_run_is_repeated_bit_for_bit(measured: dict[str, Measured]):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"epochs": 0}, "epochs is 0"), ({"arms": ("fp61",)}, "'fp61'"), ({"seed": -1}, "seed is -1")],
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"arms": ("fp61",)}, "'fp61'"),
+        ({"seed": -1}, "seed is -1"),
+        ({"lr": float("nan")}, "lr is nan"),
+    ],
 )
 def test_a_wrong_setting_is_named(change: dict, message: str):
     with pytest.raises(ValueError, match=message):
