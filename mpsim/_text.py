@@ -392,11 +392,11 @@ def timings_table(timings: Sequence[MatmulTiming]) -> RenderableType:
             t.inputs,
             t.out,
             f"{t.m} x {t.k} x {t.n}",
-            f"{t.seconds * 1e3:.3g}",
-            f"{t.gmacs:.3g}",
-            f"{t.numpy_gmacs:.3g}",
+            _three(1e3 * t.seconds),
+            _three(t.gmacs),
+            _three(t.numpy_gmacs),
             f"{t.ratio:.1f}",
-            *(f"{t.peers[p] * 1e3:.3g}" if p in t.peers else "" for p in peers),
+            *(_three(1e3 * t.peers[p]) if p in t.peers else "" for p in peers),
         )
         for t in timings
     ]
@@ -415,8 +415,8 @@ def rounding_table(timings: Sequence[RoundingTiming]) -> RenderableType:
         (
             Text(t.fmt, "bold"),
             t.what,
-            f"{t.seconds * 1e3:.3g}",
-            f"{t.rate:.3g}",
+            _three(1e3 * t.seconds),
+            _three(t.rate),
             f"{t.of_copy:.2f}",
             ", ".join(f"{t.of_peer(name):.2f} x {name}" for name in t.peers),
         )
@@ -439,7 +439,7 @@ def train_table(timings: Sequence[TrainTiming]) -> RenderableType:
             t.library,
             t.arithmetic,
             t.unit,
-            *(f"{1e3 * x:.3g}" for x in (t.seconds, t.fastest, t.slowest)),
+            *(_three(1e3 * x) for x in (t.seconds, t.fastest, t.slowest)),
             *("" if n is None else f"{n / 1e6:.1f}" for n in (t.process_bytes, t.simulated_bytes)),
             "; ".join(
                 f"{t.of_peer(name):.2f} {name}" for name in t.peers if name.endswith(("fp32", f" {t.arithmetic}"))
@@ -448,6 +448,11 @@ def train_table(timings: Sequence[TrainTiming]) -> RenderableType:
         for t in timings
     ]
     return table(columns, rows, numeric=columns[4:9])
+
+
+def _three(x: float) -> str:
+    """Return three digits, or all before the point."""
+    return f"{x:.3g}" if x < 999.5 else f"{x:,.0f}"
 
 
 # Studies.
