@@ -189,7 +189,7 @@ def test_an_example_is_run_drawn_and_judged(
         assert config == copying.Config(seed=5)
         return Run(task=task, arithmetic=arithmetic, score=score, curve=(2.0, 1.0), skipped=0)
 
-    monkeypatch.setattr(copying, "EXAMPLE", dataclasses.replace(copying.EXAMPLE, train=train))
+    monkeypatch.setattr(copying, "run", dataclasses.replace(copying.EXAMPLE, train=train).run)
     monkeypatch.chdir(tmp_path)
     command = ["reproduce", "copying", "--seed", "5", "--workers", "1", "--force"]
     score = 1.0

@@ -31,4 +31,4 @@ def test_one_recipe_prints_every_field(capsys: pytest.CaptureFixture[str]):
 
 def test_an_unknown_recipe_is_a_mistake(capsys: pytest.CaptureFixture[str]):
     assert main(["recipes", "te-delaid"]) == 2
-    assert "nearest: te-delayed" in capsys.readouterr().err
+    assert "did you mean 'te-delayed'?" in capsys.readouterr().err
