@@ -1,16 +1,21 @@
-"""What the rules share: sums that undo broadcasting, and functions evaluated in float64."""
+"""What the rules share: sums that undo broadcasting, and functions of single elements evaluated in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from mpsim.ops.inner import Stepwise
 from mpsim.ops.table import Array
+from mpsim_kernels._threads import in_ranges
+from mpsim_kernels.elementary import make_function, make_slope
+from mpsim_kernels.floating_point import default_environment
 
-__all__ = ["in_float64", "summed_to"]
+__all__ = ["function", "in_float64", "slope", "summed_to"]
 
+_AT_LEAST = 1 << 13  # elements worth a thread
 _BLOCK = 1 << 12  # elements whose intermediate results stay in a first-level cache
 
 
@@ -37,3 +42,36 @@ def in_float64(function: Callable[..., Array], *inputs: Array) -> Array:
         block = slice(start, start + _BLOCK)
         out[block] = function(*(x[block].astype(np.float64) for x in flat))
     return out.reshape(first.shape)
+
+
+def function(name: str, x: Array) -> Array:
+    """Return a function of `mpsim_kernels.elementary`, computed in float64 and rounded to the dtype of ``x``."""
+    return _compiled(make_function, name, x)
+
+
+def slope(name: str, g: Array, x: Array) -> Array:
+    """Return ``g`` times the derivative of such a function at ``x``, likewise."""
+    return _compiled(make_slope, name, g, x)
+
+
+def _compiled(make: Callable[[str, int], Callable[..., None]], name: str, *inputs: Array) -> Array:
+    for x in inputs:
+        if isinstance(x, Stepwise):
+            return x.whole(partial(_compiled, make, name), *inputs)
+    first = inputs[0]
+    run = make(name, 8 * first.itemsize)
+    flat = [_flat(x) for x in inputs]
+    out = np.empty(first.size, first.dtype)
+
+    def task(start: int, stop: int) -> None:
+        with default_environment():
+            run(*(x[start:stop] for x in flat), out[start:stop])
+
+    in_ranges(task, first.size, _AT_LEAST)
+    return out.reshape(first.shape)
+
+
+def _flat(x: Array) -> Array:
+    """Return the elements in a row, writeable, so that kernels are compiled once."""
+    flat = np.ascontiguousarray(x).reshape(-1)
+    return flat if flat.flags.writeable else flat.copy()

@@ -3,7 +3,8 @@
 All but the exact ones and sqrt are computed in float64 and rounded to the inner arithmetic: with a relative error of
 e before, that is FP32's correctly rounded result but in about a share e * 2**25 of cases. For exp, log and tanh, within
 a unit of float64's last place, this is one in 2**28; for the others, within four, one in 2**26. Derivatives that need
-such a function again are computed in the same way. In float64 itself nothing is rounded twice.
+such a function again are computed in the same way. In float64 itself nothing is rounded twice. What is made of the
+exponential has a kernel, `mpsim_kernels.elementary`; logarithms and tanh are NumPy's.
 """
 
 from __future__ import annotations
@@ -14,18 +15,26 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mpsim.ops._numeric import in_float64
-from mpsim.ops.normal import erf, normal_cdf, normal_cdf_and_density
+from mpsim.ops._numeric import function, in_float64, slope
 from mpsim.ops.table import Array, Call, Gradients, Operation
 
 __all__ = ["OPERATIONS", "sigmoid", "softplus"]
 
 
-def _by_float64(function: Callable[[Array], Array]) -> Callable[[Call, Array], Array]:
+def _by_float64(evaluate: Callable[[Array], Array]) -> Callable[[Call, Array], Array]:
     """Return the forward rule of a function on float64 arrays."""
 
     def forward(_: Call, input: Array) -> Array:
-        return in_float64(function, input)
+        return in_float64(evaluate, input)
+
+    return forward
+
+
+def _by_kernel(name: str) -> Callable[[Call, Array], Array]:
+    """Return the forward rule of a function that has a kernel."""
+
+    def forward(_: Call, input: Array) -> Array:
+        return function(name, input)
 
     return forward
 
@@ -98,25 +107,12 @@ def _tanh_vjp(_: Call, g: Array, y: Array, __: Array) -> Gradients:
     return (g * (1 - y * y),)
 
 
-def _sigmoid64(x: Array) -> Array:
-    return np.asarray(1.0 / (1.0 + np.exp(-x)))
-
-
 def _sigmoid_vjp(_: Call, g: Array, y: Array, __: Array) -> Gradients:
     return (g * (1 - y) * y,)
 
 
-def _silu64(x: Array) -> Array:
-    return np.asarray(x / (1.0 + np.exp(-x)))
-
-
-def _silu_slope(g: Array, x: Array) -> Array:
-    s = _sigmoid64(x)
-    return np.asarray(g * (s * (1.0 + x * (1.0 - s))))
-
-
 def _silu_vjp(_: Call, g: Array, __: Array, input: Array) -> Gradients:
-    return (in_float64(_silu_slope, g, input),)
+    return (slope("silu", g, input),)
 
 
 def _softplus64(x: Array, beta: float, threshold: float) -> Array:
@@ -125,7 +121,7 @@ def _softplus64(x: Array, beta: float, threshold: float) -> Array:
 
 def sigmoid(x: Array) -> Array:
     """Return 1 / (1 + exp(-x))."""
-    return in_float64(_sigmoid64, x)
+    return function("sigmoid", x)
 
 
 def softplus(x: Array) -> Array:
@@ -138,7 +134,7 @@ def _softplus(_: Call, input: Array, beta: float = 1.0, threshold: float = 20.0)
 
 
 def _softplus_slope(g: Array, x: Array, beta: float, threshold: float) -> Array:
-    return np.where(x * beta > threshold, g, g * _sigmoid64(x * beta))
+    return np.where(x * beta > threshold, g, g / (1.0 + np.exp(-(x * beta))))
 
 
 def _softplus_vjp(_: Call, g: Array, __: Array, input: Array, beta: float = 1.0, threshold: float = 20.0) -> Gradients:
@@ -153,34 +149,12 @@ def _erf_vjp(_: Call, g: Array, __: Array, input: Array) -> Gradients:
     return (in_float64(_erf_slope, g, input),)
 
 
-def _gelu64(x: Array) -> Array:
-    return np.asarray(x * normal_cdf(x))
-
-
-def _gelu_slope(g: Array, x: Array) -> Array:
-    probability, density = normal_cdf_and_density(x)
-    return np.asarray(g * (probability + x * density))
-
-
-_ROOT, _CUBIC = math.sqrt(2 / math.pi), 0.044715
-
-
-def _gelu_tanh64(x: Array) -> Array:
-    """Return x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x**3); by tanh's exponential nothing cancels."""
-    return np.asarray(x / (1.0 + np.exp(-2.0 * _ROOT * (x + _CUBIC * (x * x * x)))))
-
-
-def _gelu_tanh_slope(g: Array, x: Array) -> Array:
-    s = _sigmoid64(2.0 * _ROOT * (x + _CUBIC * (x * x * x)))
-    return np.asarray(g * (s + x * (s * (1.0 - s)) * (2.0 * _ROOT * (1.0 + 3.0 * _CUBIC * (x * x)))))
-
-
 def _gelu(_: Call, input: Array, approximate: str = "none") -> Array:
-    return in_float64(_gelu_tanh64 if approximate == "tanh" else _gelu64, input)
+    return function("gelu_tanh" if approximate == "tanh" else "gelu", input)
 
 
 def _gelu_vjp(_: Call, g: Array, __: Array, input: Array, approximate: str = "none") -> Gradients:
-    return (in_float64(_gelu_tanh_slope if approximate == "tanh" else _gelu_slope, g, input),)
+    return (slope("gelu_tanh" if approximate == "tanh" else "gelu", g, input),)
 
 
 # Formats.
@@ -199,15 +173,15 @@ OPERATIONS = (
     Operation("abs", _abs, _abs_vjp, exact=True, exact_vjp=True, reads=("input",)),
     Operation("relu", _relu, _relu_vjp, exact=True, exact_vjp=True, reads=("output",)),
     Operation("clamp", _clamp, _clamp_vjp, reads=("input",)),
-    Operation("exp", _by_float64(np.exp), _exp_vjp, reads=("output",)),
+    Operation("exp", _by_kernel("exp"), _exp_vjp, reads=("output",)),
     Operation("log", _by_float64(np.log), _log_vjp, reads=("input",)),
     Operation("sqrt", _sqrt, _sqrt_vjp, reads=("output",)),
     Operation("rsqrt", _by_float64(lambda x: np.asarray(1.0 / np.sqrt(x))), _rsqrt_vjp, reads=("output",)),
     Operation("tanh", _by_float64(np.tanh), _tanh_vjp, reads=("output",)),
-    Operation("sigmoid", _by_float64(_sigmoid64), _sigmoid_vjp, reads=("output",)),
-    Operation("silu", _by_float64(_silu64), _silu_vjp, reads=("input",)),
+    Operation("sigmoid", _by_kernel("sigmoid"), _sigmoid_vjp, reads=("output",)),
+    Operation("silu", _by_kernel("silu"), _silu_vjp, reads=("input",)),
     Operation("softplus", _softplus, _softplus_vjp, reads=("input",)),
-    Operation("erf", _by_float64(erf), _erf_vjp, reads=("input",)),
+    Operation("erf", _by_kernel("erf"), _erf_vjp, reads=("input",)),
     Operation("gelu", _gelu, _gelu_vjp, reads=("input",)),
     # The caller rounds to the other format; backward, to the format of the input.
     Operation("cast", _cast, _cast_vjp, reads=()),

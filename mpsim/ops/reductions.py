@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mpsim.ops._numeric import in_float64
+from mpsim.ops._numeric import function, in_float64
 from mpsim.ops.table import Array, Call, Gradients, Operation
 
 __all__ = ["OPERATIONS", "exp", "log"]
@@ -16,7 +16,7 @@ Dim: TypeAlias = "int | tuple[int, ...] | None"
 
 def exp(x: Array) -> Array:
     """Return e**x, rounded from float64."""
-    return in_float64(np.exp, x)
+    return function("exp", x)
 
 
 def log(x: Array) -> Array:
