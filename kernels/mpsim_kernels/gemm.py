@@ -14,11 +14,11 @@ from mpsim_kernels.fused_dot import FusedDot, Operand, Words, general_gemm
 from mpsim_kernels.lanes import INF, MAGNITUDE
 from mpsim_kernels.packing import from_float64, rooms, survey, to_float64
 from mpsim_kernels.panels import OVERFLOWN
-from mpsim_kernels.products import Window, find_window, narrow, padded, wide, wide_holds
+from mpsim_kernels.products import Window, find_window, narrow, padded, run_stack, wide, wide_holds
 from mpsim_kernels.specials import settle_specials
 from mpsim_kernels.wide_panels import WIDE_OVERFLOWN
 
-__all__ = ["Operand", "fused_gemm", "thread_count", "words"]
+__all__ = ["Operand", "fused_gemm", "fused_stack", "thread_count", "words"]
 
 _OVERFLOWN_WORD = OVERFLOWN.view(np.int32)
 
@@ -73,8 +73,30 @@ def fused_gemm(
     return d.view(np.float32)
 
 
+def fused_stack(
+    a: NDArray[np.float32], b: NDArray[np.float32], unit: FusedDot, operands: tuple[Operand, Operand]
+) -> NDArray[np.float32] | None:
+    """Return what `fused_gemm` makes of each two matrices [S, M, K] and [S, K, N] of stacks, or None.
+
+    The stacks are packed at once, for many small products take longer to begin than to compute. That needs finite
+    numbers whose exponents all lie in one window, and something to multiply.
+    """
+    (stack, m, k), n = a.shape, b.shape[2]
+    if not stack * m * k * n:
+        return None
+    words_a, words_b = words(a), words(b)
+    seen_a, seen_b = survey(words_a.reshape(-1)), survey(words_b.reshape(-1))
+    window = find_window(seen_a[:2], seen_b[:2], unit, operands) if seen_a[2] and seen_b[2] else None
+    if window is None:
+        return None
+    (acc,) = rooms(((stack, m, padded(n)), np.int32))
+    acc[:] = 0
+    run_stack(words_a, words_b, unit, operands, window, acc)
+    return _results(acc, n, unit).view(np.float32)
+
+
 def words(x: NDArray[np.float32]) -> Words:
-    """Return the words of a float32 matrix, contiguous and writeable, so that kernels are compiled once."""
+    """Return the words of float32 matrices, contiguous and writeable, so that kernels are compiled once."""
     x = np.ascontiguousarray(x, dtype=np.float32)
     return (x if x.flags.writeable else x.copy()).view(np.int32)
 
@@ -118,7 +140,12 @@ def _narrow(
     acc[:, n:] = 0
     acc[:, :n] = 0 if starts is None else starts
     narrow(words_a, words_b, unit, operands, window).run_all(acc.view(np.float32))
-    d = np.ascontiguousarray(acc[:, :n])
+    return _results(acc, n, unit)
+
+
+def _results(acc: Words, n: int, unit: FusedDot) -> Words:
+    """Return the first ``n`` columns of accumulators, with infinities for what stands for them."""
+    d = np.ascontiguousarray(acc[..., :n])
     if unit.nearest:
         d[(d & MAGNITUDE) == _OVERFLOWN_WORD] ^= _OVERFLOWN_WORD ^ INF
     return d

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mpsim_kernels._jit import kernel
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN
 
-__all__ = ["ZERO_EXPONENT", "from_float64", "pack", "pack_wide", "rooms", "survey", "to_float64"]
+__all__ = ["ZERO_EXPONENT", "from_float64", "pack", "pack_stack", "pack_wide", "rooms", "survey", "to_float64"]
 
 ZERO_EXPONENT = -64
 """Packed exponent of a zero: with any packed exponent, at most 63, the sum stays below every nonzero product's."""
@@ -86,6 +86,13 @@ def pack(words: Any, emin: Any, base: Any, columns: Any, values: Any, exponents:
             for j in range(inside, min(columns - p * width, width)):
                 value[j] = 0
                 exponent[j] = ZERO_EXPONENT
+
+
+@kernel
+def pack_stack(words: Any, emin: Any, base: Any, columns: Any, values: Any, exponents: Any) -> None:
+    """Do as `pack` for each matrix of a stack: one more axis in front, of ``words``, ``values`` and ``exponents``."""
+    for s in range(words.shape[0]):
+        pack(words[s], emin, base, columns, values[s], exponents[s])
 
 
 @kernel

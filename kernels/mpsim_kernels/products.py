@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.fused_dot import DROPPED, FusedDot, Operand, Words
 from mpsim_kernels.lanes import WIDE_WIDTH, WIDTH
-from mpsim_kernels.packing import ZERO_EXPONENT, pack, pack_wide, rooms
+from mpsim_kernels.packing import ZERO_EXPONENT, pack, pack_stack, pack_wide, rooms
 from mpsim_kernels.panels import OVERFLOWN, PanelNumbers, make_panel_rows
 from mpsim_kernels.wide_panels import WidePanelNumbers, make_wide_panel_rows
 
-__all__ = ["WORK", "Packed", "Window", "find_window", "narrow", "padded", "wide", "wide_holds"]
+__all__ = ["WORK", "Packed", "Window", "find_window", "narrow", "padded", "run_stack", "wide", "wide_holds"]
 
 WORK = 1 << 21
 """Multiplications worth a thread."""
@@ -114,11 +114,46 @@ def narrow(words_a: Words, words_b: Words, unit: FusedDot, operands: tuple[Opera
     a, ea, b, eb = _room(words_a, words_b, unit.block_length, WIDTH, np.int32, np.int8)
     pack(words_a, operands[0].emin, window.base_a, a.shape[2], a, ea)
     pack(words_b, operands[1].emin, window.base_b, padded(words_b.shape[1]), b, eb)
+    a, b = a.view(np.float32), b.view(np.float32)
+    return Packed(a[0], ea[0], _flat(b), _flat(eb), *_narrow_kernel(unit, operands, window))
+
+
+def run_stack(
+    words_a: Words, words_b: Words, unit: FusedDot, operands: tuple[Operand, Operand], window: Window, acc: Words
+) -> None:
+    """Run the products of a stack of matrices whose exponents all lie in one window, on Numba's number of threads.
+
+    ``words_a`` are [S, M, K], ``words_b`` [S, K, N], and the accumulators ``acc`` [S, M, N], N as `padded`.
+    """
+    (stack, m, k), n = words_a.shape, acc.shape[2]
+    depth = -(-k // unit.block_length) * unit.block_length
+    shape_a, shape_b = (1, stack * m, depth), (stack, -(-n // WIDTH), depth, WIDTH)
+    a, ea, b, eb = rooms((shape_a, np.int32), (shape_a, np.int8), (shape_b, np.int32), (shape_b, np.int8))
+    pack(words_a.reshape(stack * m, k), operands[0].emin, window.base_a, depth, a, ea)
+    pack_stack(words_b, operands[1].emin, window.base_b, n, b, eb)
+    panel_rows, numbers = _narrow_kernel(unit, operands, window)
+    rows_a, rows_ea, totals = a[0].view(np.float32), ea[0], acc.view(np.float32)
+    panels, panels_eb = (x.reshape(*x.shape[:2], -1) for x in (b.view(np.float32), eb))
+
+    def task(start: int, stop: int) -> None:
+        while start < stop:
+            matrix, row = divmod(start, m)
+            count = min(stop - start, m - row)
+            rows, own = slice(start, start + count), totals[matrix, row : row + count]
+            panel_rows(rows_a[rows], rows_ea[rows], panels[matrix], panels_eb[matrix], 0, depth, own, numbers)
+            start += count
+
+    in_ranges(task, stack * m, max(WORK // (depth * n), 1))
+
+
+def _narrow_kernel(
+    unit: FusedDot, operands: tuple[Operand, Operand], window: Window
+) -> tuple[Callable[..., None], PanelNumbers]:
+    """Return the kernel of inputs in a window, and its numbers."""
     base = window.base_a + window.base_b
     numbers = unit.fraction_bits, window.lowest - base, base + 127, unit.emin + 127, unit.p, unit.emax + 128
     panel_rows = make_panel_rows(unit.block_length, unit.nearest, bool(_split(unit, operands)))
-    a, b = a.view(np.float32), b.view(np.float32)
-    return Packed(a[0], ea[0], _flat(b), _flat(eb), panel_rows, PanelNumbers(*map(np.int32, numbers)))
+    return panel_rows, PanelNumbers(*map(np.int32, numbers))
 
 
 def wide(words_a: Words, words_b: Words, unit: FusedDot, operands: tuple[Operand, Operand]) -> Packed:

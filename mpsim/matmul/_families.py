@@ -16,14 +16,14 @@ from mpsim_kernels.floored import Floored, floored_gemm, floored_pair_gemm
 from mpsim_kernels.flushed_pairs import flushed_pair_gemm
 from mpsim_kernels.fma_chain import fma_gemm
 from mpsim_kernels.fused_dot import FusedDot, Operand
-from mpsim_kernels.gemm import fused_gemm
+from mpsim_kernels.gemm import fused_gemm, fused_stack
 from mpsim_kernels.grouped_gemm import GroupedDot, grouped_gemm
 from mpsim_kernels.interleaved import interleaved_gemm
 from mpsim_kernels.rounded_sums import AWAY, DOWN, EVEN, ODD, UP, ZERO, Accumulator, rounded_gemm
 from mpsim_kernels.scaled_gemm import scaled_gemm
 from mpsim_kernels.x86_dots import amx_gemm, vdpbf16ps_gemm
 
-__all__ = ["MMA_SIM_ZERO", "ONE_NAN", "fused_numbers", "unit_product"]
+__all__ = ["MMA_SIM_ZERO", "ONE_NAN", "fused_numbers", "unit_product", "unit_stack"]
 
 ONE_NAN = (Family.FUSED, Family.SCALED, Family.GROUPED, Family.INTERLEAVED)
 """Families whose every NaN is the code of all ones but the sign."""
@@ -46,6 +46,11 @@ _DIRECTIONS = {
 def unit_product(operands: Operands, row: MatrixUnit) -> Values:
     """Return ``a @ b + c`` of matrices of values, one chain along K for each element."""
     return _FAMILIES[row.family](operands, row)
+
+
+def unit_stack(operands: Operands, row: MatrixUnit) -> Values | None:
+    """Return ``a @ b`` for stacks of matrices; None where they must go one by one."""
+    return fused_stack(operands.a, operands.b, *fused_numbers(row)) if row.family is Family.FUSED else None
 
 
 @functools.cache

@@ -10,13 +10,16 @@ import numpy as np
 from mpsim.matmul._operands import Codes, Operands, Values, result_dtype
 from mpsim.units import MatrixUnit
 
-__all__ = ["Product", "multiply"]
+__all__ = ["Product", "Stacked", "multiply"]
 
 Product = Callable[[Operands, MatrixUnit], Values]
 """Multiplies two matrices [M, K] and [K, N] and adds ``c`` [M, N]."""
 
+Stacked = Callable[[Operands, MatrixUnit], "Values | None"]
+"""Does the same for all matrices of stacks [S, M, K] and [S, K, N] at once, or returns None where it cannot."""
 
-def multiply(operands: Operands, row: MatrixUnit, product: Product) -> Values:
+
+def multiply(operands: Operands, row: MatrixUnit, product: Product, stacked: Stacked | None = None) -> Values:
     """Return the products of all matrices of a stack.
 
     Raises
@@ -54,6 +57,11 @@ def multiply(operands: Operands, row: MatrixUnit, product: Product) -> Values:
     if scales_a is not None and scales_b is not None:
         scales_a = np.broadcast_to(scales_a, (*batch, *scales_a.shape[-2:]))
         scales_b = np.broadcast_to(scales_b, (*batch, *scales_b.shape[-2:]))
+    if stacked is not None and start is None and scales_a is None:
+        count = math.prod(batch)
+        at_once = stacked(Operands(left.reshape(count, m, k), right.reshape(count, k, n)), row)
+        if at_once is not None:
+            return at_once.reshape(visible)
     d = np.empty(shape, result_dtype(row))
     for index in np.ndindex(batch):
         d[index] = product(

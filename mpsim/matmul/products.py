@@ -13,7 +13,7 @@ from mpsim import units
 from mpsim.blocks import BlockArray, BlockFormat, quantize
 from mpsim.encoding import decode, encode
 from mpsim.formats import FP32, FP64, FormatLike, get_format
-from mpsim.matmul._families import ONE_NAN, unit_product
+from mpsim.matmul._families import ONE_NAN, unit_product, unit_stack
 from mpsim.matmul._operands import Codes, Operands, Values, accumulator_format, decoded, scale_codes, values
 from mpsim.matmul._shapes import Product, multiply
 from mpsim.matmul.counting import MatmulCounters, counted_chain
@@ -141,7 +141,7 @@ def matmul(
     chain = unit_product if counters is None else functools.partial(counted_chain, counters=counters)
     if not finish and plan.is_one_chain and counters is None:
         start = None if c is None else values(c, get_format(row.out))
-        return multiply(operands._replace(c=start), row, chain)
+        return multiply(operands._replace(c=start), row, chain, unit_stack)
     if row.out == "fp64" and (finish or not plan.is_one_chain):
         raise ValueError(f"matmul: {row} is one chain; schedules and epilogues go with results of fp32 or less")
     with default_environment():  # factors become float32 here
@@ -269,7 +269,7 @@ def matmul_codes(
     left, right = (decoded(x, fmt, name) for x, fmt, name in zip((a, b), row.inputs, "ab", strict=True))
     start = None if c is None else decoded(c, accumulator_format(c, row), "c")
     scales = scale_codes(scale_a, row, "scale_a"), scale_codes(scale_b, row, "scale_b")
-    d = multiply(Operands(left, right, start, *scales), row, unit_product)
+    d = multiply(Operands(left, right, start, *scales), row, unit_product, unit_stack)
     if result in (FP32, FP64):
         return d.view(result.code_dtype)
     codes = encode(d, result)

@@ -21,7 +21,7 @@ from mpsim.rounding import round_to
 from mpsim.units import MatrixUnit
 from mpsim_kernels import gemm, products
 from mpsim_kernels.fused_dot import FusedDot, Operand, general_gemm
-from mpsim_kernels.gemm import fused_gemm, words
+from mpsim_kernels.gemm import fused_gemm, fused_stack, words
 from mpsim_kernels.lanes import WIDTH
 from mpsim_kernels.packing import survey
 from mpsim_kernels.products import find_window, wide_holds
@@ -106,6 +106,41 @@ def test_both_fast_paths_agree(unit: MatrixUnit, kind: str, monkeypatch: pytest.
     want = fused_gemm(*operands, *_numbers(unit))
     monkeypatch.setattr(gemm, "find_window", lambda *_: None)
     assert_same_bits(fused_gemm(*operands, *_numbers(unit)), want)
+
+
+@pytest.mark.parametrize("shape", [(5, SIZE // 3, SIZE // 4, SIZE // 2), (3, 1, 40, 1), (1, 7, 1, WIDTH + 9)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unit", CORNERS, ids=str)
+def test_a_stack_is_its_products(unit: MatrixUnit, kind: str, shape: tuple[int, int, int, int]) -> None:
+    stack, m, k, n = shape
+    rng = np.random.default_rng(list(f"{unit} {kind} {shape}".encode()))
+    a, b = random_values(rng, (stack, m, k), unit.a, kind), random_values(rng, (stack, k, n), unit.b, kind)
+    a[-1, 0] = 0
+    d = fused_stack(a, b, *_numbers(unit))
+    finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
+    if d is None:  # one by one, then
+        assert not finite or unit.a in ("bf16", "tf32")
+        return
+    assert finite
+    for own, left, right in zip(d, a, b, strict=True):
+        assert_same_bits(own, general(left, right, None, unit))
+
+
+@pytest.mark.usefixtures("many_threads")
+@pytest.mark.parametrize("unit", [CORNERS[0], CORNERS[3], CORNERS[9]], ids=str)
+def test_threads_may_part_a_stack_anywhere(unit: MatrixUnit) -> None:
+    rng = np.random.default_rng(0)
+    a, b = random_values(rng, (3, 5, 40), unit.a, "close"), random_values(rng, (3, 40, 6), unit.b, "close")
+    d = fused_stack(a, b, *_numbers(unit))
+    assert d is not None
+    for own, left, right in zip(d, a, b, strict=True):
+        assert_same_bits(own, fused_gemm(left, right, None, *_numbers(unit)))
+
+
+def test_an_empty_stack_goes_one_by_one() -> None:
+    numbers = _numbers(units.get("a100"))
+    for a, b in (((0, 2, 3), (0, 3, 4)), ((2, 0, 3), (2, 3, 4)), ((2, 2, 0), (2, 0, 4)), ((2, 2, 3), (2, 3, 0))):
+        assert fused_stack(np.zeros(a, np.float32), np.zeros(b, np.float32), *numbers) is None
 
 
 def test_block_sums_of_both_signs_may_need_33_bits() -> None:
