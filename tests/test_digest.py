@@ -76,7 +76,7 @@ def test_the_control_register_changes_nothing(word: int) -> None:
     assert found == stored(*parts)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("word", [fpu.FTZ | fpu.DAZ, fpu.ROUND_DOWN])
 def test_the_control_register_changes_no_format(word: int) -> None:
     with fpu.mxcsr(fpu.DEFAULT | word):
@@ -99,7 +99,7 @@ def test_plain_python_gives_the_same() -> None:
 OTHER_CODE = {"generic": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}, "without AVX-512": {}}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("kind", OTHER_CODE)
 def test_machine_code_for_other_processors_gives_the_same(kind: str) -> None:
     environment = OTHER_CODE[kind] or {

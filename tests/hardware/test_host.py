@@ -94,13 +94,13 @@ def test_the_emulator_agrees_with_this_processor() -> None:
 
 
 @x86
-@pytest.mark.exhaustive
+@pytest.mark.long
 def test_the_emulator_agrees_with_this_processor_on_dense_inputs() -> None:
     assert not any(o.different for o in validate_host(Plan(seed=1, count=1 << 18)))
 
 
 @x86
-@pytest.mark.exhaustive
+@pytest.mark.long
 def test_the_emulator_agrees_with_this_processor_on_all_inputs() -> None:
     assert not any(o.different for o in validate_host(Plan(exhaustive=True), ["vcvtps2ph", "vcvtneps2bf16"]))
 

@@ -90,7 +90,7 @@ def test_recordings_of_hardware_replay(name: str) -> None:
     assert compared(vectors("hardware", *name.split("/")), step, every) >= least
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("name", HARDWARE)
 def test_recordings_of_hardware_replay_in_full(name: str) -> None:
     assert compared(vectors("hardware", *name.split("/"))) >= HARDWARE[name][2]
@@ -121,7 +121,7 @@ def test_published_models_replay(name: str) -> None:
     assert compared(vectors("matrix-units", f"{name}.npz"), every=20 if name.startswith("mmaemu") else 1) > 20
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 def test_all_published_models_replay() -> None:
     for path in sorted(vectors("matrix-units").glob("*.npz")):
         assert compared(path) > 100

@@ -95,7 +95,7 @@ def test_a_row_of_each_family_is_identified_without_looking(row: MatrixUnit) -> 
     assert_identified(row)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("row", distinct_rows(), ids=str)
 def test_every_row_of_the_catalogue_is_identified_without_looking(row: MatrixUnit) -> None:
     assert_identified(row)

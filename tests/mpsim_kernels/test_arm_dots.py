@@ -200,7 +200,7 @@ def test_many_blocks(extended: bool) -> None:
     compare_blocks(extended, blocks=700_000, seed=1)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @both
 def test_ten_million_blocks(extended: bool) -> None:
     compare_blocks(extended, blocks=10_000_000, seed=2)

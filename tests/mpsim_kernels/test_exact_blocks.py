@@ -383,7 +383,7 @@ def test_the_state_of_the_processor_changes_nothing(name: str, length: int, kind
     assert_same_bits(got, want)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "length"), [("fp16", 4), ("bf16", 2), ("bf16", 4), ("fp32", 2)])
 def test_a_million_blocks_of_every_kind(name: str, length: int, kind: str) -> None:
@@ -395,7 +395,7 @@ def test_a_million_blocks_of_every_kind(name: str, length: int, kind: str) -> No
     assert blocks >= 10**6
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("reach", [30, 60, 90, 110])
 @pytest.mark.parametrize("length", [2, 4])
 def test_a_million_sums_beside_midpoints(length: int, reach: int) -> None:

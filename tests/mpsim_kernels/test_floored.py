@@ -339,7 +339,7 @@ def test_lanes_equal_integers(unit: Row, kind: str, kind_c: str, monkeypatch: py
         assert_same_bits(unit.values(*operands), got)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.skipif(not JIT, reason="millions of blocks take hours in plain Python")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unit", ROWS, ids=str)

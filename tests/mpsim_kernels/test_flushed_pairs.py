@@ -286,7 +286,7 @@ def test_the_state_of_the_processor_changes_nothing(name: str, length: int, kind
     assert_same_bits(got, want)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "length"), UNITS)
 def test_a_million_blocks_of_every_kind(name: str, length: int, kind: str) -> None:

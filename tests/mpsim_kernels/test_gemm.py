@@ -308,7 +308,7 @@ def test_aimed_products_agree_with_the_general_path() -> None:
         compare_aimed(rng, _numbers(unit)[0], (unit.a, unit.b), unit.out, 9 if numba.config.DISABLE_JIT else 60)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes hours as plain Python")
 @pytest.mark.parametrize("unit", CORNERS, ids=str)
 def test_many_aimed_products_agree_with_the_general_path(unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +321,7 @@ def test_many_aimed_products_agree_with_the_general_path(unit: MatrixUnit, monke
         monkeypatch.setattr(gemm, "find_window", lambda *_: None)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes hours as plain Python")
 @pytest.mark.parametrize("seed", range(8))
 def test_units_that_might_have_been_agree_with_the_general_path(seed: int) -> None:

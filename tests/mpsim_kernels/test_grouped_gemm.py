@@ -209,7 +209,7 @@ def test_fast_and_general_paths_agree(unit: twin.Unit, elements: str, scales: st
     compare_paths(unit, shape, (elements, scales, start), list(f"{elements} {scales} {start}".encode()))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("unit", UNITS, ids=name)
 def test_fast_and_general_paths_agree_on_millions_of_blocks(unit: twin.Unit) -> None:
     for index, kinds in enumerate((e, s, c) for e in ELEMENTS for s in SCALES for c in STARTS):

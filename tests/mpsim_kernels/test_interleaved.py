@@ -243,7 +243,7 @@ def test_fp16_sums_are_rounded_once() -> None:
     fp16_sums(np.random.default_rng(9), 2000 if numba.config.DISABLE_JIT else 1 << 20)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes hours as plain Python")
 def test_many_fp16_sums_are_rounded_once() -> None:
     rng = np.random.default_rng(10)
@@ -251,7 +251,7 @@ def test_many_fp16_sums_are_rounded_once() -> None:
         fp16_sums(rng, 1 << 20)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="takes hours as plain Python")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("out", OUTS, ids=str)

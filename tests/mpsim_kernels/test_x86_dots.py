@@ -265,7 +265,7 @@ def test_many_blocks() -> None:
     compare_blocks(blocks=600_000, kinds=FINITE_KINDS, seed=1)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.usefixtures("flush")
 def test_ten_million_blocks() -> None:
     compare_blocks(blocks=10_000_000, kinds=FINITE_KINDS, seed=2)

@@ -60,7 +60,7 @@ def test_a_short_run_learns_as_in_fp32_and_repeats_bit_for_bit(recipe: str):
     assert_same_bits(run(recipe, steps=40)[1], weights)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_long_run_ends_near_fp32(recipe: str):
     accuracy, _ = run(recipe, steps=400)
