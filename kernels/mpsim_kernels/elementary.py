@@ -1,6 +1,6 @@
 """Functions of single elements by the exponential and the normal distribution, computed in float64.
 
-`exponential` is within one unit of float64's last place. What is built of it is computed as its formula stands, each
+The exponential is within one unit of float64's last place. What is built of it is computed as its formula stands, each
 operation rounded once, so these kernels want `floating_point.default_environment` around them. The bits are those of
 the formulas on every processor, where a C library's or NumPy's own exponential differs from one to the next.
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from mpsim_kernels._jit import inlined_kernel, kernel
 
-__all__ = ["FUNCTIONS", "SLOPES", "error_function", "exponential", "make_function", "make_slope", "normal_probability"]
+__all__ = ["FUNCTIONS", "SLOPES", "make_function", "make_slope", "normal_probability"]
 
 FUNCTIONS = ("exp", "sigmoid", "silu", "erf", "gelu", "gelu_tanh")
 """Functions of `make_function`."""
@@ -46,7 +46,7 @@ _SERIES = np.array([2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2
 _EXPONENTIAL = np.array([1 / math.factorial(n + 2) for n in range(12)])
 
 _LOG2_E = np.float64(1.4426950408889634)
-_LN2_HIGH = np.float64(float.fromhex("0x1.62e42fefap-1"))  # 33 bits, so that its products with integers are exact
+_LN2_HIGH = np.float64(float.fromhex("0x1.62e42fefap-1"))  # 36 bits, so that its products with integers are exact
 _LN2_LOW = np.float64(float.fromhex("0x1.cf79abc9e3b3ap-40"))
 _MAGIC = np.float64(1.5 * 2.0**52)  # added, it leaves the nearest integer in the last places
 _BIAS = np.int64(1023)
@@ -77,7 +77,7 @@ def _power_of_two(n: Any) -> Any:
 
 
 @inlined_kernel
-def exponential(x: Any) -> Any:
+def _exponential(x: Any) -> Any:
     """Return e**x."""
     inside = _LEAST if x < _LEAST else (_MOST if x > _MOST else x)  # a NaN stays
     n = np.float64(np.float64(inside * _LOG2_E + _MAGIC) - _MAGIC)
@@ -97,7 +97,7 @@ def _mills(a: Any) -> Any:
 
 @inlined_kernel
 def _bell(x: Any) -> Any:
-    return exponential(np.float64(-_HALF * x * x))
+    return _exponential(np.float64(-_HALF * x * x))
 
 
 @inlined_kernel
@@ -113,10 +113,10 @@ def normal_probability(x: Any) -> Any:
 
 
 @inlined_kernel
-def error_function(x: Any) -> Any:
+def _error_function(x: Any) -> Any:
     """Return the error function."""
     size, square = np.float64(abs(x)), np.float64(x * x)
-    far = np.float64(_ONE - _TWO * exponential(np.float64(-square)) * _mills(np.float64(_SQRT2 * size)))
+    far = np.float64(_ONE - _TWO * _exponential(np.float64(-square)) * _mills(np.float64(_SQRT2 * size)))
     small = square if square < _QUARTER else _QUARTER
     near = np.float64(size * _polynomial(small, _SERIES, 12))
     result = near if size < _HALF else far
@@ -124,13 +124,14 @@ def error_function(x: Any) -> Any:
 
 
 @inlined_kernel
-def _sigmoid(x: Any) -> Any:
-    return np.float64(_ONE / (_ONE + exponential(np.float64(-x))))
+def _logistic(v: Any, x: Any) -> Any:
+    """Return ``v`` times the logistic function of ``x``, v / (1 + exp(-x))."""
+    return np.float64(v / (_ONE + _exponential(np.float64(-x))))
 
 
 @inlined_kernel
-def _twice_tanh(x: Any) -> Any:
-    """Return 2 u with u = sqrt(2 / pi) (x + 0.044715 x**3); x (1 + tanh u) / 2 is x / (1 + exp(-2 u))."""
+def _twice_argument(x: Any) -> Any:
+    """Return 2 u with u = sqrt(2 / pi) (x + 0.044715 x**3); GELU's x (1 + tanh u) / 2 is x / (1 + exp(-2 u))."""
     return np.float64(_ROOT * (x + _CUBIC * (x * x * x)))
 
 
@@ -145,17 +146,17 @@ def make_function(name: str, width: int) -> Callable[..., None]:
         for i in range(x.size):
             v = np.float64(x[i])
             if which == 0:
-                y = exponential(v)
+                y = _exponential(v)
             elif which == 1:
-                y = _sigmoid(v)
+                y = _logistic(_ONE, v)
             elif which == 2:
-                y = np.float64(v / (_ONE + exponential(np.float64(-v))))
+                y = _logistic(v, v)
             elif which == 3:
-                y = error_function(v)
+                y = _error_function(v)
             elif which == 4:
                 y = np.float64(v * normal_probability(v))
             else:
-                y = np.float64(v / (_ONE + exponential(np.float64(-_twice_tanh(v)))))
+                y = _logistic(v, _twice_argument(v))
             out[i] = F(y)
 
     return function
@@ -172,13 +173,13 @@ def make_slope(name: str, width: int) -> Callable[..., None]:
         for i in range(x.size):
             v, w = np.float64(x[i]), np.float64(g[i])
             if which == 0:
-                s = _sigmoid(v)
+                s = _logistic(_ONE, v)
                 y = np.float64(w * (s * (_ONE + v * (_ONE - s))))
             elif which == 1:
                 bell = _bell(v)
                 y = np.float64(w * (_probability(v, bell) + v * (bell * _DENSITY)))
             else:
-                s = _sigmoid(_twice_tanh(v))
+                s = _logistic(_ONE, _twice_argument(v))
                 inner = np.float64(_ROOT * (_ONE + _THREE * _CUBIC * (v * v)))
                 y = np.float64(w * (s + v * (s * (_ONE - s)) * inner))
             out[i] = F(y)

@@ -134,7 +134,7 @@ def _softplus(_: Call, input: Array, beta: float = 1.0, threshold: float = 20.0)
 
 
 def _softplus_slope(g: Array, x: Array, beta: float, threshold: float) -> Array:
-    return np.where(x * beta > threshold, g, g / (1.0 + np.exp(-(x * beta))))
+    return np.where(x * beta > threshold, g, g * sigmoid(x * beta))
 
 
 def _softplus_vjp(_: Call, g: Array, __: Array, input: Array, beta: float = 1.0, threshold: float = 20.0) -> Gradients:

@@ -106,7 +106,8 @@ def heat_map(
 
     cells: dict[tuple[str, int], Counters] = {}
     for entry in record.entries(kind):
-        cells.setdefault((entry.layer, entry.step), Counters()).__iadd__(entry.counters)
+        cell = entry.layer, entry.step
+        cells[cell] = cells.get(cell, Counters()) + entry.counters
     layers = list(dict.fromkeys(layer for layer, _ in cells))
     steps = 1 + max((step for _, step in cells), default=0)
     share = np.full((max(len(layers), 1), steps), np.nan)
