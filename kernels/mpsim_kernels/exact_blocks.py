@@ -24,6 +24,7 @@ from mpsim_kernels.exact_lanes import (
 from mpsim_kernels.exact_sums import LIMBS
 from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.lanes import INF, MAGNITUDE, TILE
+from mpsim_kernels.words import words
 
 __all__ = ["exact_block_gemm", "exact_gemm"]
 
@@ -85,7 +86,7 @@ def exact_block_gemm(
     acc = np.zeros((m, panels * width), np.float32)
     if c is not None:
         acc[:, :n] = c
-    words_a, words_b = _words(a), _words(b)
+    words_a, words_b = words(a), words(b)
     with default_environment(), np.errstate(all="ignore"):
         _pack_columns(words_b, length, padded, *right)
     d = np.empty((m, n), np.float32)
@@ -100,12 +101,6 @@ def exact_block_gemm(
 
     in_ranges(task, m, max(_WORK // max(right.values.size, 1), 1))
     return d
-
-
-def _words(x: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Return the words of a float32 matrix, contiguous and writeable, so that kernels are compiled once."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    return (x if x.flags.writeable else x.copy()).view(np.int32)
 
 
 @kernel

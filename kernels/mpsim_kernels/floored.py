@@ -21,9 +21,10 @@ from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.floored_dot import FLOORED_NAN, ZERO_EXPONENT, general_floored_gemm
 from mpsim_kernels.floored_panels import FlooredNumbers, floored_rows, pack_floats
 from mpsim_kernels.floored_specials import LARGE, find_hints, no_hints
-from mpsim_kernels.fused_dot import Operand, Words
+from mpsim_kernels.fused_dot import Operand
 from mpsim_kernels.lanes import INF, MAGNITUDE
 from mpsim_kernels.packing import survey
+from mpsim_kernels.words import Words, words
 
 __all__ = ["Floored", "floored_gemm", "floored_pair_gemm"]
 
@@ -108,8 +109,8 @@ def _gemm(
     operands: tuple[Operand, Operand],
     groups: int,
 ) -> NDArray[np.float32]:
-    words_a, words_b = _words(a), _words(b)
-    words_c = None if c is None else _words(c)
+    words_a, words_b = words(a), words(b)
+    words_c = None if c is None else words(c)
     seen_a, seen_b = survey(words_a.reshape(-1)), survey(words_b.reshape(-1))
     lanes = _lanes(seen_a, seen_b, unit, operands, groups)
     if lanes is None:
@@ -118,12 +119,6 @@ def _gemm(
     if lanes.careful or words_c is not None:
         d[(d & MAGNITUDE) > INF] = FLOORED_NAN
     return d.view(np.float32)
-
-
-def _words(x: NDArray[np.float32]) -> Words:
-    """Return the words of a float32 matrix, contiguous and writeable, so that kernels are compiled once."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    return (x if x.flags.writeable else x.copy()).view(np.int32)
 
 
 class _Lanes(NamedTuple):

@@ -21,6 +21,7 @@ from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.floating_point import default_environment, fma32
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN, TILE
 from mpsim_kernels.packing import survey
+from mpsim_kernels.words import words
 
 __all__ = ["flushed_pair_gemm"]
 
@@ -68,11 +69,11 @@ def flushed_pair_gemm(
     panels = max(-(-n // _PANEL), 1)
     width = -(-max(n, 1) // (panels * 16)) * 16
     rows, columns = np.empty((1, m, depth), np.int32), np.empty((panels, depth, width), np.int32)
-    _pack(_words(a), _smallest_normal(operands_emin[0]), rows)
-    _pack(_words(b), _smallest_normal(operands_emin[1]), columns)
+    _pack(words(a), _smallest_normal(operands_emin[0]), rows)
+    _pack(words(b), _smallest_normal(operands_emin[1]), columns)
     starts = np.zeros((1, m, panels * width), np.int32)
     if c is not None:
-        _pack(_words(c), _smallest_normal(-126), starts)
+        _pack(words(c), _smallest_normal(-126), starts)
     least = survey(rows.reshape(-1))[0] + survey(columns.reshape(-1))[0] - 2 * 127
     pair_rows = _make_pair_rows(block_length, bool(least < _NO_FLUSH))
     floats_a, floats_b, acc = rows[0].view(np.float32), columns.view(np.float32), starts[0].view(np.float32)
@@ -86,12 +87,6 @@ def flushed_pair_gemm(
 
     in_ranges(task, m, max(_WORK // max(columns.size, 1), 1))
     return d
-
-
-def _words(x: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Return the words of a float32 matrix, contiguous and writeable, so that kernels are compiled once."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    return (x if x.flags.writeable else x.copy()).view(np.int32)
 
 
 def _smallest_normal(emin: int) -> np.int32:

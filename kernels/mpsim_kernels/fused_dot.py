@@ -4,13 +4,14 @@ Slow and general. `mpsim_kernels.gemm` has the fast path for inputs whose expone
 takes everything else, and is itself checked against an exact rational twin.
 """
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpsim_kernels._jit import kernel
 from mpsim_kernels._threads import in_ranges
+from mpsim_kernels.words import Words
 
 __all__ = [
     "DROPPED",
@@ -37,8 +38,6 @@ NAN_WORD = 0x7FFFFFFF
 """The one NaN of NVIDIA's units, as the word of a float32."""
 
 _WORK = 1 << 16  # products worth a thread
-
-Words: TypeAlias = NDArray[np.int32]
 
 
 class FusedDot(NamedTuple):

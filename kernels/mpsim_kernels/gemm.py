@@ -10,15 +10,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels.fused_dot import FusedDot, Operand, Words, general_gemm
+from mpsim_kernels.fused_dot import FusedDot, Operand, general_gemm
 from mpsim_kernels.lanes import INF, MAGNITUDE
 from mpsim_kernels.packing import from_float64, rooms, survey, to_float64
 from mpsim_kernels.panels import OVERFLOWN
 from mpsim_kernels.products import Window, find_window, narrow, padded, run_stack, wide, wide_holds
 from mpsim_kernels.specials import settle_specials
 from mpsim_kernels.wide_panels import WIDE_OVERFLOWN
+from mpsim_kernels.words import Words, words
 
-__all__ = ["Operand", "fused_gemm", "fused_stack", "thread_count", "words"]
+__all__ = ["Operand", "fused_gemm", "fused_stack", "thread_count"]
 
 _OVERFLOWN_WORD = OVERFLOWN.view(np.int32)
 
@@ -93,12 +94,6 @@ def fused_stack(
     acc[:] = 0
     run_stack(words_a, words_b, unit, operands, window, acc)
     return _results(acc, n, unit).view(np.float32)
-
-
-def words(x: NDArray[np.float32]) -> Words:
-    """Return the words of float32 matrices, contiguous and writeable, so that kernels are compiled once."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    return (x if x.flags.writeable else x.copy()).view(np.int32)
 
 
 def _starts(

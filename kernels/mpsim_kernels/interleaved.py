@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from mpsim_kernels._jit import kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.floating_point import default_environment
-from mpsim_kernels.fused_dot import NAN_WORD, FusedDot, Operand, Words
-from mpsim_kernels.gemm import fused_gemm, words
+from mpsim_kernels.fused_dot import NAN_WORD, FusedDot, Operand
+from mpsim_kernels.gemm import fused_gemm
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN
 from mpsim_kernels.packing import survey
 from mpsim_kernels.panels import OVERFLOWN
 from mpsim_kernels.products import WORK, Window, find_window, narrow, padded
+from mpsim_kernels.words import Words, words
 
 __all__ = ["interleaved_gemm"]
 

@@ -12,16 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim_kernels._threads import in_ranges
-from mpsim_kernels.fused_dot import DROPPED, FusedDot, Operand, Words
+from mpsim_kernels.fused_dot import DROPPED, FusedDot, Operand
 from mpsim_kernels.lanes import WIDE_WIDTH, WIDTH
 from mpsim_kernels.packing import ZERO_EXPONENT, pack, pack_stack, pack_wide, rooms
 from mpsim_kernels.panels import OVERFLOWN, PanelNumbers, make_panel_rows
 from mpsim_kernels.wide_panels import WidePanelNumbers, make_wide_panel_rows
+from mpsim_kernels.words import Words
 
 __all__ = ["WORK", "Packed", "Window", "find_window", "narrow", "padded", "run_stack", "wide", "wide_holds"]
 
 WORK = 1 << 21
 """Multiplications worth a thread."""
+
+_PACKED = 1 << 17  # numbers whose packing is
 
 _LANES = 16  # columns are filled up to the float32 lanes of the widest processor
 
@@ -112,8 +115,8 @@ def wide_holds(unit: FusedDot, operands: tuple[Operand, Operand]) -> bool:
 def narrow(words_a: Words, words_b: Words, unit: FusedDot, operands: tuple[Operand, Operand], window: Window) -> Packed:
     """Pack the words of matrices whose exponents lie in a window; accumulators are float32."""
     a, ea, b, eb = _room(words_a, words_b, unit.block_length, WIDTH, np.int32, np.int8)
-    pack(words_a, operands[0].emin, window.base_a, a.shape[2], a, ea)
-    pack(words_b, operands[1].emin, window.base_b, padded(words_b.shape[1]), b, eb)
+    _pack_rows(words_a, operands[0].emin, window.base_a, a, ea)
+    _pack_panels(words_b, operands[1].emin, window.base_b, b, eb)
     a, b = a.view(np.float32), b.view(np.float32)
     return Packed(a[0], ea[0], _flat(b), _flat(eb), *_narrow_kernel(unit, operands, window))
 
@@ -129,8 +132,8 @@ def run_stack(
     depth = -(-k // unit.block_length) * unit.block_length
     shape_a, shape_b = (1, stack * m, depth), (stack, -(-n // WIDTH), depth, WIDTH)
     a, ea, b, eb = rooms((shape_a, np.int32), (shape_a, np.int8), (shape_b, np.int32), (shape_b, np.int8))
-    pack(words_a.reshape(stack * m, k), operands[0].emin, window.base_a, depth, a, ea)
-    pack_stack(words_b, operands[1].emin, window.base_b, n, b, eb)
+    _pack_rows(words_a.reshape(stack * m, k), operands[0].emin, window.base_a, a, ea)
+    _pack_matrices(words_b, operands[1].emin, window.base_b, n, b, eb)
     panel_rows, numbers = _narrow_kernel(unit, operands, window)
     rows_a, rows_ea, totals = a[0].view(np.float32), ea[0], acc.view(np.float32)
     panels, panels_eb = (x.reshape(*x.shape[:2], -1) for x in (b.view(np.float32), eb))
@@ -144,6 +147,38 @@ def run_stack(
             start += count
 
     in_ranges(task, stack * m, max(WORK // (depth * n), 1))
+
+
+def _pack_rows(words: Words, emin: int, base: int, values: NDArray[Any], exponents: NDArray[Any]) -> None:
+    """Pack A [M, K] as one panel [1, M, K']."""
+
+    def task(start: int, stop: int) -> None:
+        pack(words[start:stop], emin, base, values.shape[2], values[:, start:stop], exponents[:, start:stop])
+
+    in_ranges(task, len(words), _PACKED // values.shape[2] + 1)
+
+
+def _pack_panels(words: Words, emin: int, base: int, values: NDArray[Any], exponents: NDArray[Any]) -> None:
+    """Pack B [K, N] in panels [P, K', W], N filled up to whole vectors."""
+    _, depth, width = values.shape
+    columns = padded(words.shape[1])
+
+    def task(start: int, stop: int) -> None:
+        own = words[:, start * width : stop * width]
+        pack(own, emin, base, columns - start * width, values[start:stop], exponents[start:stop])
+
+    in_ranges(task, len(values), _PACKED // (depth * width) + 1)
+
+
+def _pack_matrices(
+    words: Words, emin: int, base: int, columns: int, values: NDArray[Any], exponents: NDArray[Any]
+) -> None:
+    """Pack a stack of B [S, K, N] in panels [S, P, K', W], each N filled up to ``columns``."""
+
+    def task(start: int, stop: int) -> None:
+        pack_stack(words[start:stop], emin, base, columns, values[start:stop], exponents[start:stop])
+
+    in_ranges(task, len(words), _PACKED // values[0].size + 1)
 
 
 def _narrow_kernel(

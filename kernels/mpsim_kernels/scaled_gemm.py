@@ -18,13 +18,13 @@ from mpsim_kernels.fused_dot import (
     NAN_WORD,
     FusedDot,
     Operand,
-    Words,
     fused_rows,
     split_matrix,
 )
 from mpsim_kernels.lanes import INF, MAGNITUDE
 from mpsim_kernels.packing import ZERO_EXPONENT, pack, survey
 from mpsim_kernels.scaled_panels import FIRST_SPECIAL, NAN_SCALE, ScaledPanelNumbers, classify, make_scaled_panel_rows
+from mpsim_kernels.words import Words, words
 
 __all__ = ["general_scaled_gemm", "scaled_gemm"]
 
@@ -92,8 +92,8 @@ def scaled_gemm(
     d : float32 [M, N], contiguous
         Every NaN is the word 0x7FFFFFFF. K = 0 counts as one block without products.
     """
-    words_a, words_b = _words(a), _words(b)
-    words_c = None if c is None else _words(c)
+    words_a, words_b = words(a), words(b)
+    words_c = None if c is None else words(c)
     seen_a, seen_b = survey(words_a.reshape(-1)), survey(words_b.reshape(-1))
     least = _least_exponent(seen_a[:2], seen_b[:2], operands)
     if least is None or not _panels_hold(unit, operands, block):
@@ -120,12 +120,6 @@ def scaled_gemm(
 
     in_ranges(task, acc.shape[0], max(_WORK // columns[0].size, 1))
     return np.ascontiguousarray(acc[:, : words_b.shape[1]])
-
-
-def _words(x: NDArray[np.float32]) -> Words:
-    """Return the words of a float32 matrix, contiguous and writeable, so that kernels are compiled once."""
-    x = np.ascontiguousarray(x, dtype=np.float32)
-    return (x if x.flags.writeable else x.copy()).view(np.int32)
 
 
 def _least_exponent(seen_a: tuple[int, int], seen_b: tuple[int, int], operands: tuple[Operand, Operand]) -> int | None:

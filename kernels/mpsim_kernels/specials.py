@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from mpsim_kernels._jit import kernel
 from mpsim_kernels._threads import in_ranges
-from mpsim_kernels.fused_dot import NAN_WORD, Words
+from mpsim_kernels.fused_dot import NAN_WORD
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN
+from mpsim_kernels.words import Words
 
 __all__ = ["settle_specials"]
 

@@ -18,7 +18,8 @@ from mpsim.matmul import matmul_codes
 from mpsim.matmul._families import fused_numbers
 from mpsim.units import MatrixUnit
 from mpsim_kernels.fused_dot import FusedDot, Operand, general_gemm
-from mpsim_kernels.gemm import fused_gemm, words
+from mpsim_kernels.gemm import fused_gemm
+from mpsim_kernels.words import words
 from reference import fused_dot as twin
 from reference.fused_cases import CORNERS, Case, cases, twin_of
 from vectors import vectors

@@ -21,10 +21,11 @@ from mpsim.rounding import round_to
 from mpsim.units import MatrixUnit
 from mpsim_kernels import gemm, products
 from mpsim_kernels.fused_dot import FusedDot, Operand, general_gemm
-from mpsim_kernels.gemm import fused_gemm, fused_stack, words
+from mpsim_kernels.gemm import fused_gemm, fused_stack
 from mpsim_kernels.lanes import WIDTH
 from mpsim_kernels.packing import survey
 from mpsim_kernels.products import find_window, wide_holds
+from mpsim_kernels.words import words
 from reference.fused_cases import CORNERS
 
 SIZE = 9 if numba.config.DISABLE_JIT else 90
@@ -167,10 +168,10 @@ def test_what_stands_for_an_infinity_may_be_a_result() -> None:
 @pytest.fixture
 def many_threads() -> Iterator[None]:
     """Cut work into threads however small it is."""
-    before = products.WORK
-    products.WORK = 1
+    before = products.WORK, products._PACKED
+    products.WORK, products._PACKED = 1, 0
     yield
-    products.WORK = before
+    products.WORK, products._PACKED = before
 
 
 def problem(unit: MatrixUnit, m: int, k: int, n: int, kind: str = "special") -> tuple[Floats, Floats, Floats]:

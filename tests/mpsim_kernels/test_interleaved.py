@@ -15,8 +15,8 @@ from mpsim.formats import FP16, FP32, FloatFormat, get_format
 from mpsim_kernels import interleaved as kernels
 from mpsim_kernels import products
 from mpsim_kernels.fused_dot import FusedDot, Operand, general_gemm
-from mpsim_kernels.gemm import words
 from mpsim_kernels.interleaved import interleaved_gemm
+from mpsim_kernels.words import words
 from reference import fused_dot, interleaved
 from vectors import vectors
 

@@ -18,6 +18,7 @@ from mpsim_kernels import scaled_gemm as module
 from mpsim_kernels.fused_dot import FusedDot, Operand
 from mpsim_kernels.packing import survey
 from mpsim_kernels.scaled_gemm import general_scaled_gemm, scaled_gemm
+from mpsim_kernels.words import words
 from reference import scaled_dot as twin
 from reference.scaled_cases import ELEMENTS, SCALES, STARTS, Case, cases, published, random_case
 
@@ -65,14 +66,14 @@ def numbers(unit: twin.Unit) -> tuple[FusedDot, tuple[Operand, Operand], int]:
 
 
 def general(a: Array, b: Array, c: Array | None, scale_a: Array, scale_b: Array, unit: twin.Unit) -> Array:
-    words = [None if x is None else module._words(x) for x in (a, b, c)]
-    return general_scaled_gemm(*words, scale_a, scale_b, *numbers(unit)).view(np.float32)
+    found = [None if x is None else words(x) for x in (a, b, c)]
+    return general_scaled_gemm(*found, scale_a, scale_b, *numbers(unit)).view(np.float32)
 
 
 def on_panels(a: Array, b: Array, unit: twin.Unit) -> bool:
     """Return whether the vectorised path takes these operands."""
     dot, operands, block = numbers(unit)
-    seen = (survey(module._words(x).reshape(-1))[:2] for x in (a, b))
+    seen = (survey(words(x).reshape(-1))[:2] for x in (a, b))
     return module._least_exponent(*seen, operands) is not None and module._panels_hold(dot, operands, block)
 
 
