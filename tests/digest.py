@@ -270,7 +270,7 @@ def small() -> Iterator[tuple[str, Array]]:
 
 def large() -> Iterator[tuple[str, Array]]:
     """Yield what is cut into ranges for several threads."""
-    x = moderate(40, (1 << 17,))
+    x = moderate(40, (1 << 19,))
     yield "encode", encode(x, "fp16")
     yield "stochastic", encode(x, "fp16", "stochastic", rng=Draws(seed=7, stream=1))
     yield "add", arithmetic.add(words(41, 16, x.shape), words(42, 16, x.shape), "fp16", codes=True)

@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numba
 
 __all__ = ["AT_LEAST", "in_ranges"]
 
-AT_LEAST = 1 << 16
-"""Elements of a simple loop that are worth a thread."""
+AT_LEAST = 1 << 18
+"""Elements of a simple loop that are worth a thread, which takes some 0.1 ms to wake."""
 
 _config: Any = numba.config  # its attributes are made at run time
 _pool: ThreadPoolExecutor | None = None
@@ -35,7 +35,7 @@ def in_ranges(task: Callable[[int, int], None], size: int, at_least: int) -> Non
     Parameters
     ----------
     task
-        Works on one range; called from several threads at once.
+        Works on one range; called from several threads at once, the calling one among them.
     size
         End of the last range.
     at_least
@@ -47,7 +47,12 @@ def in_ranges(task: Callable[[int, int], None], size: int, at_least: int) -> Non
         task(0, size)
         return
     if _pool is None:
-        _pool = ThreadPoolExecutor(_config.NUMBA_NUM_THREADS, thread_name_prefix="mpsim")
+        _pool = ThreadPoolExecutor(max(_config.NUMBA_NUM_THREADS - 1, 1), thread_name_prefix="mpsim")
     step = max(-(-size // threads), at_least)
-    starts = range(0, size, step)
-    list(_pool.map(lambda start: task(start, min(start + step, size)), starts))
+    others = [_pool.submit(task, start, min(start + step, size)) for start in range(step, size, step)]
+    try:
+        task(0, min(step, size))
+    finally:
+        wait(others)
+    for other in others:
+        other.result()

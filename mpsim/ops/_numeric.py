@@ -15,7 +15,7 @@ from mpsim_kernels.floating_point import default_environment
 
 __all__ = ["function", "in_float64", "slope", "summed_to"]
 
-_AT_LEAST = 1 << 13  # elements worth a thread
+_AT_LEAST = 1 << 15  # elements worth a thread
 _BLOCK = 1 << 12  # elements whose intermediate results stay in a first-level cache
 
 

@@ -30,7 +30,7 @@ def _matmul_vjp(call: Call, g: Array, _: Array, input: Array, other: Array) -> G
 def _linear(call: Call, input: Array, weight: Array, bias: Array | None = None) -> Array:
     """Return ``input @ weight.T + bias``; the bias is added in FP32, as a GEMM's epilogue does."""
     y = call.matmul(input, weight.T)
-    return y if bias is None else np.asarray(y + bias)
+    return y if bias is None else np.add(y, bias, out=y)  # nothing else refers to the product
 
 
 def _linear_vjp(call: Call, g: Array, _: Array, input: Array, weight: Array, bias: Array | None = None) -> Gradients:

@@ -32,7 +32,7 @@ ARITHMETIC: list[dict[str, Any]] = [
     {"update": "master", "state_format": "fp16"},
 ]
 
-SIZE = 150_000 if not config.DISABLE_JIT else 300
+SIZE = 300_000 if not config.DISABLE_JIT else 300
 
 every_kind = pytest.mark.parametrize(("kind", "options"), KINDS, ids=[k for k, _ in KINDS])
 every_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETIC, ids=str)
