@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim.formats import FloatFormat
 
-__all__ = ["WORDS", "apart", "as_source", "output_array", "refuse_wide_integers"]
+__all__ = ["WORDS", "apart", "as_source", "elements", "output_array", "refuse_wide_integers"]
 
 WORDS: dict[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 """Type of the words of floats, by their bytes."""
@@ -44,6 +44,13 @@ def refuse_wide_integers(x: ArrayLike, fmt: FloatFormat) -> None:
             f"x has integers beyond 2**53, which cannot be rounded once to {fmt} (p = {fmt.p}): "
             "convert them to float64 first"
         )
+
+
+def elements(x: NDArray[Any]) -> NDArray[Any]:
+    """Return all elements in a row, in an order of which nothing is promised: that of the memory, if there is one."""
+    if not x.flags.c_contiguous:
+        x = x.transpose(sorted(range(x.ndim), key=lambda axis: -x.strides[axis]))
+    return np.ascontiguousarray(x).reshape(-1)
 
 
 def apart(source: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim._counting import counts_of_values
 from mpsim.counters import Counters
 from mpsim.formats import FP32, FP64, FloatFormat
 from mpsim.ops import Call, Operation, Part
@@ -212,16 +213,25 @@ def rounded(raw: Array, fmt: FloatFormat, exact: bool, kind: str, producer: str,
         result = raw if exact else held(raw, fmt)
     else:
         counters = Counters()
-        result = held(raw, fmt, counters)
+        if exact or _holds(raw, fmt):
+            result = raw
+            counters += counts_of_values(raw, fmt)
+        else:
+            result = held(raw, fmt, counters)
         now.observer.rounded(kind, producer, fmt, raw, result, counters, origin)
     if now.meter is not None:
         now.meter.hold(kind, result, fmt.bits)
     return result
 
 
+def _holds(raw: Array, fmt: FloatFormat) -> bool:
+    """Return whether any array of such a type holds values of the format."""
+    return (fmt is FP32 or fmt is FP64) and raw.dtype == fmt.value_dtype
+
+
 def held(raw: Array, fmt: FloatFormat, counters: Counters | None = None) -> Array:
     """Return values rounded to a format in the dtype that tensors keep it in."""
-    if counters is None and raw.dtype == fmt.value_dtype and (fmt is FP32 or fmt is FP64):
+    if counters is None and _holds(raw, fmt):
         return raw
     values = round_to(raw, fmt, counters=counters)
     return values.astype(fmt.value_dtype, copy=False)

@@ -185,6 +185,7 @@ class TableFormat:
                 inexact=int((real & (wide != rounded)).sum()),
                 nans=int(is_nan.sum()),
                 nans_made=int(made.sum()),
+                infinities=int(np.isinf(wide).sum()),
             )
         return out
 

@@ -135,6 +135,7 @@ def test_counters_over_every_float32_are_the_lengths_of_the_intervals():
         overflows=2 * (INFINITY - beyond),
         inexact=2 * (INFINITY - 0x7C00),  # 0x7C00 numbers of either sign are held exactly
         nans=2 * (END - INFINITY - 1),
+        infinities=2,
     )
 
 

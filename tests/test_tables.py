@@ -113,7 +113,9 @@ def test_a_tie_between_codes_of_one_parity_goes_toward_zero():
 def test_counters_tell_what_a_table_did():
     seen = Counters()
     POSIT8.encode([0.0, 1e-30, 1.0, 1.01, 1e30, np.inf, np.nan], counters=seen)
-    assert seen == Counters(elements=7, zeros=1, overflows=1, saturations=1, inexact=3, nans=1, nans_made=1)
+    assert seen == Counters(
+        elements=7, zeros=1, overflows=1, saturations=1, inexact=3, nans=1, nans_made=1, infinities=1
+    )
     NF4.encode([0.01, -2.0, -np.inf], counters=seen)
     assert (seen.elements, seen.underflows, seen.overflows, seen.saturations) == (10, 1, 2, 3)
 

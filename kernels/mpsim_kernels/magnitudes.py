@@ -1,4 +1,4 @@
-"""How the magnitudes of an array are spread: a count for every binary exponent, and the extremes, in one pass."""
+"""How the magnitudes of an array are spread: counts by binary exponent and the extremes, or counts by class."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 from mpsim_kernels._jit import kernel
 from mpsim_kernels.bits import shr
 
-__all__ = ["make_magnitudes"]
+__all__ = ["make_class_counts", "make_magnitudes"]
 
 _BANKS = 4  # sets of counters that take turns: neighbours often have one exponent, and increments of one cell wait
 
@@ -66,3 +66,32 @@ def make_magnitudes(width: int) -> Callable[..., tuple[int, int]]:
         return low, high
 
     return magnitudes
+
+
+@functools.cache
+def make_class_counts(width: int) -> Callable[..., tuple[int, int, int, int]]:
+    """Return ``class_counts(words, normal)`` for floats of ``width`` bits, 32 or 64.
+
+    Returns
+    -------
+    class_counts
+        ``words``: the floats as unsigned integers, fewer than 2**32. ``normal``: the word of a format's smallest normal
+        number. Returned are the numbers of zeros, of smaller magnitudes than that, of infinities and of NaNs.
+    """
+    U: Any = np.uint32 if width == 32 else np.uint64
+    most, infinity = U((1 << (width - 1)) - 1), U((0xFF << 23) if width == 32 else (0x7FF << 52))
+    none, one = U(0), U(1)
+
+    @kernel
+    def class_counts(words: Any, normal: Any) -> Any:
+        zeros = small = special = infinities = none
+        for i in range(words.size):
+            x = U(words[i] & most)
+            zeros = U(zeros + (one if x == none else none))
+            small = U(small + (one if x < normal else none))
+            special = U(special + (one if x >= infinity else none))
+            infinities = U(infinities + (one if x == infinity else none))
+        subnormals, nans = np.int64(small) - np.int64(zeros), np.int64(special) - np.int64(infinities)
+        return np.int64(zeros), subnormals, np.int64(infinities), nans
+
+    return class_counts

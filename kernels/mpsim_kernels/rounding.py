@@ -44,6 +44,7 @@ EVENTS = (
     "inexact",
     "nans",
     "nans_made",
+    "infinities",
 )
 """What a counting loop adds up, in the order of its ``counts``."""
 
@@ -141,6 +142,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
     S: Any = np.int32 if width == 32 else np.int64
     F = 23 if width == 32 else 52
     F_WORD, F_SIGNED, DEEPEST, ALL_DROPPED = U(F), S(F), S(F + 2), U(F + 1)
+    LARGEST = len(EVENTS)
     HIDDEN, FRACTION = U(1 << F), U((1 << F) - 1)
     INF = U((2 ** (width - 1 - F) - 1) << F)
     MAGNITUDE, SIGN, TOP = U((1 << (width - 1)) - 1), U(1 << (width - 1)), U(width - 1)
@@ -197,7 +199,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
         # Two 64-bit words cut to 32 bits would be chosen from before they are cut.
         over_plus_bare, over_minus_bare = U(min(over_plus, MAGNITUDE)), U(over_minus & U(~sign))
         zeros = underflows = subnormals = overflows = ZERO
-        saturations = inexacts = nans = nans_made = largest = ZERO
+        saturations = inexacts = nans = nans_made = infinities = largest = ZERO
 
         for i in range(x.size):
             word = x[i]
@@ -340,6 +342,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
                 saturations = U(saturations + U(((nonzero and overflow) or infinite) and clamped))
                 inexacts = U(inexacts + U((nonzero and lost) or (a == ZERO and not has_zero)))
                 nans = U(nans + U(is_nan))
+                infinities = U(infinities + U(infinite))
                 made = (result == nan_plus) | (result == nan_minus)
                 nans_made = U(nans_made + U(has_nan and not is_nan and made))
 
@@ -349,7 +352,7 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
             counts[2] += np.int64(subnormals) - np.int64(underflows)
             zeros_lost = zeros if shape == NARROW else ZERO  # NARROW takes zero for half the smallest quantum
             counts[5] += np.int64(inexacts) - np.int64(zeros_lost)
-            counts[8] = max(counts[8], np.int64(largest))
+            counts[LARGEST] = max(counts[LARGEST], np.int64(largest))
         elif counted == EACH:
             counts[0] += np.int64(zeros)
             counts[1] += np.int64(underflows)
@@ -359,5 +362,6 @@ def make_rounder(width: int, mode: int, codes: bool, counted: int, shape: int) -
             counts[5] += np.int64(inexacts)
             counts[6] += np.int64(nans)
             counts[7] += np.int64(nans_made)
+            counts[8] += np.int64(infinities)
 
     return rounder

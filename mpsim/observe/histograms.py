@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim._arrays import elements
 from mpsim_kernels.magnitudes import make_magnitudes
 
 __all__ = ["Histogram"]
@@ -54,7 +55,7 @@ class Histogram:
         """Return the histogram of a float32 or float64 array."""
         size = x.itemsize
         counts, extremes = np.zeros(_SIZES[size], np.int64), np.empty(2, _WORDS[size])
-        words = np.ascontiguousarray(x).reshape(-1).view(_WORDS[size])
+        words = elements(x).view(_WORDS[size])
         low, high = make_magnitudes(8 * size)(words, counts, extremes)
         zeros, not_finite = int(counts[-2]), int(counts[-1])
         if zeros + not_finite == x.size:

@@ -160,7 +160,7 @@ class Record:
         histogram = Histogram.of(before) if self.histograms else Histogram()
         entry = self._note(kind, layer, producer, name, operation, fmt, counters, histogram)
         if origin is not None:
-            self._look(entry, before, after, counters, histogram, origin)
+            self._look(entry, before, after, counters, origin)
             if self._zeros is not None:
                 self._zeros.rounded(entry, before, after, counters, origin)
 
@@ -232,13 +232,11 @@ class Record:
         self._entries.append(entry)
         return entry
 
-    def _look(
-        self, entry: Entry, before: Array, after: Array, counters: Counters, histogram: Histogram, origin: Origin
-    ) -> None:
+    def _look(self, entry: Entry, before: Array, after: Array, counters: Counters, origin: Origin) -> None:
         """Keep the first array of each kind of failure."""
         self._seen += 1
         # An infinity or NaN before rounding is one after it, too.
-        spoilt = histogram.not_finite if self.histograms else int(after.size - np.count_nonzero(np.isfinite(after)))
+        spoilt = counters.infinities + counters.nans
         if not (spoilt or counters.overflows or counters.underflows):
             return
         scale = self.scales.get(self.step)

@@ -33,6 +33,7 @@ EVENTS = (
     "inexact",
     "nans",
     "nans_made",
+    "infinities",
 )
 
 
@@ -332,6 +333,8 @@ def events(fmt: FloatFormat, x: Number, mode: str, overflow: str, flush_subnorma
         happened.append("nans")
     elif result.kind == "nan":
         happened.append("nans_made")
+    if x.kind == "infinite":
+        happened.append("infinities")
     return happened
 
 
