@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim._counting import counts_of_values
+from mpsim._heap import keep_freed_memory
 from mpsim.counters import Counters
 from mpsim.formats import FP32, FP64, FloatFormat
 from mpsim.ops import Call, Operation, Part
@@ -91,6 +92,7 @@ def stand_in(array: Array) -> Array:
 
 def backward(root: Node, seed: Array, retain_graph: bool) -> None:
     """Carry a gradient from the output of ``root`` to the leaves it depends on, youngest operations first."""
+    keep_freed_memory()
     observer = settings().observer
     tracer = observer if observer is not None and observer.traces else None
     nodes, uses = _reachable(root)

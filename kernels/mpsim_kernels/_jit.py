@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numba
 import platformdirs
 
-__all__ = ["cache_folder", "inlined_kernel", "kernel", "source_digest"]
+__all__ = ["brief_kernel", "cache_folder", "inlined_kernel", "kernel", "source_digest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,3 +72,8 @@ def kernel(function: F) -> F:
 def inlined_kernel(function: F) -> F:
     """Compile a small part of kernels that is copied into every caller, however large both are."""
     return _compile(function, fastmath=False, error_model="numpy", nogil=True, forceinline=True)
+
+
+def brief_kernel(function: F) -> F:
+    """Compile a kernel that keeps the GIL: it takes less time than another thread takes to hand the GIL back."""
+    return _compile(function, fastmath=False, error_model="numpy")

@@ -21,7 +21,7 @@ import numpy as np
 from mpsim_kernels._jit import inlined_kernel, kernel
 from mpsim_kernels.floating_point import fma64
 
-__all__ = ["FUNCTIONS", "SLOPES", "make_function", "make_slope", "normal_probability"]
+__all__ = ["FUNCTIONS", "SLOPES", "exponential", "make_function", "make_slope", "normal_probability"]
 
 FUNCTIONS = ("exp", "sigmoid", "silu", "erf", "gelu", "gelu_tanh")
 """Functions of `make_function`."""
@@ -84,7 +84,7 @@ def _power_of_two(n: Any) -> Any:
 
 
 @inlined_kernel
-def _exponential(x: Any) -> Any:
+def exponential(x: Any) -> Any:
     """Return e**x."""
     inside = _LEAST if x < _LEAST else (_MOST if x > _MOST else x)  # a NaN stays
     n = np.float64(np.float64(inside * _LOG2_E + _MAGIC) - _MAGIC)
@@ -106,10 +106,10 @@ def _mills(a: Any) -> Any:
 def _bell(x: Any, exact: bool) -> Any:
     """Return exp(-x**2 / 2); unless the square is exact, what its rounding left out is put back as a factor near 1."""
     if exact:
-        return _exponential(np.float64(-_HALF * x * x))
+        return exponential(np.float64(-_HALF * x * x))
     inside = -_FAR if x < -_FAR else (_FAR if x > _FAR else x)  # beyond, the result is 0
     square = np.float64(inside * inside)
-    e = _exponential(np.float64(-_HALF * square))
+    e = exponential(np.float64(-_HALF * square))
     return fma64(e, np.float64(-_HALF * fma64(inside, inside, np.float64(-square))), e)
 
 
@@ -129,7 +129,7 @@ def normal_probability(x: Any) -> Any:
 def _error_function(x: Any) -> Any:
     """Return the error function."""
     size, square = np.float64(abs(x)), np.float64(x * x)
-    far = np.float64(_ONE - _TWO * _exponential(np.float64(-square)) * _mills(np.float64(_SQRT2 * size)))
+    far = np.float64(_ONE - _TWO * exponential(np.float64(-square)) * _mills(np.float64(_SQRT2 * size)))
     small = square if square < _QUARTER else _QUARTER
     near = np.float64(size * _polynomial(small, _SERIES, 12))
     result = near if size < _HALF else far
@@ -139,7 +139,7 @@ def _error_function(x: Any) -> Any:
 @inlined_kernel
 def _logistic(v: Any, x: Any) -> Any:
     """Return ``v`` times the logistic function of ``x``, v / (1 + exp(-x))."""
-    return np.float64(v / (_ONE + _exponential(np.float64(-x))))
+    return np.float64(v / (_ONE + exponential(np.float64(-x))))
 
 
 @inlined_kernel
@@ -159,7 +159,7 @@ def make_function(name: str, width: int) -> Callable[..., None]:
         for i in range(x.size):
             v = np.float64(x[i])
             if which == 0:
-                y = _exponential(v)
+                y = exponential(v)
             elif which == 1:
                 y = _logistic(_ONE, v)
             elif which == 2:

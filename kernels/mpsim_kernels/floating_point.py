@@ -18,7 +18,7 @@ from numba.core import cgutils as _cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import brief_kernel
 
 __all__ = ["FLUSHES_AFTER_ROUNDING", "default_environment", "fma", "fma32", "fma64"]
 
@@ -131,7 +131,7 @@ if _SETS:
         _read_word = _assembled("mrs $0, fpcr", "=r", load=False)
         _write_word = _assembled("msr fpcr, $0", "r", load=True)
 
-    @kernel
+    @brief_kernel
     def _exchange(word: Any) -> Any:
         before = _read_word(word)
         _write_word(word)

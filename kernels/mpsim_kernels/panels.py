@@ -3,8 +3,8 @@
 This path is for inputs whose exponents lie close together, as those of FP16 and narrower formats always do. Then an
 exponent fits a signed byte, a product is exact in float32 and far from its limits, and its aligned integer is the
 product times a power of two, cut by the conversion to int32. Every product of floats here is exact, or so small that
-the cut gives 0 whatever became of its last bits, so the rounding mode and the flush bits of the processor change
-nothing.
+the cut gives 0 whatever became of its last bits; the sums are converted back by rounding to nearest, for which these
+kernels want `floating_point.default_environment` around them.
 
 The columns of B are cut into panels, whose rows lie `WIDTH` numbers apart: a constant, so that one register addresses
 all rows of a block. A block of a panel is used for many rows of A while it is in cache. The steps of one row's block
@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpsim_kernels._jit import inlined_kernel, kernel
-from mpsim_kernels.lanes import SIGN, TILE, WIDTH, higher, power_of_two, sign_and_magnitude, sum_32
+from mpsim_kernels.lanes import INF, SIGN, TILE, WIDTH, higher, power_of_two, sign_and_magnitude, sum_32
 
 __all__ = ["OVERFLOWN", "PanelNumbers", "make_panel_rows"]
 
 OVERFLOWN = np.float32(2.0**100)
 """Stands for an infinite fp16 accumulator: it absorbs every product and overflows again."""
+
+_TWICE_ONE = np.int32(254 << 23)  # less the word of a power of two it is the word of one over that
 
 
 class PanelNumbers(NamedTuple):
@@ -93,17 +95,22 @@ def _raise_top_16(a: Any, b: Any, top: Any) -> None:
 
 
 @kernel
-def _alignment(acc: Any, top: Any, n: PanelNumbers) -> Any:
-    """Return the biased exponent that a block is aligned to: the largest of products and accumulator."""
-    field = np.int32(np.int32(np.float32(acc).view(np.int32) >> 23) & np.int32(255))
-    own = np.int32(0) if field == 0 else higher(field, n.lowest)  # a zero accumulator is no term
-    return higher(sum_32(np.int32(top), n.offset), own)
+def _unit(acc: Any, top: Any, n: PanelNumbers, nearest: Any) -> Any:
+    """Return the word of the aligned sum's unit: 2**-bits times the largest power of two of products and accumulator.
+
+    A zero accumulator is no term. Everything is done on exponents where a float32 word has them.
+    """
+    own = np.int32(np.float32(acc).view(np.int32) & INF)
+    if nearest:  # otherwise the result's subnormals are those of float32, which are cut away
+        own = np.int32(0) if own == 0 else higher(own, np.int32(n.lowest << np.int32(23)))
+    products = sum_32(np.int32(np.int32(top) << np.int32(23)), np.int32(n.offset << np.int32(23)))
+    return np.int32(higher(products, own) - np.int32(n.bits << np.int32(23)))
 
 
 @kernel
-def _scale(e: Any, n: PanelNumbers) -> Any:
-    """Return ``2**(bits - e)``, which turns a term into units of the aligned sum."""
-    return power_of_two(np.int32(np.int32(254 + n.bits) - e))
+def _scale(unit: Any) -> Any:
+    """Return what turns a term into units of the aligned sum, one over the power of two whose word is ``unit``."""
+    return np.int32(_TWICE_ONE - unit).view(np.float32)
 
 
 @kernel
@@ -120,25 +127,14 @@ def _sum_of_4(a: Any, b: Any, j: Any, scale: Any) -> Any:
     return sum_32(low, high)
 
 
-@inlined_kernel
-def _sum_of_8(a0: Any, a1: Any, b: Any, j: Any, scale: Any) -> Any:
-    """Return the sum of 8 aligned products of column ``j``."""
-    return sum_32(_sum_of_4(a0, b, j, scale), _sum_of_4(a1, b, j + 4 * WIDTH, scale))
-
-
 @kernel
 def _truncated(sign: Any, magnitude: Any, unit: Any, p: Any) -> Any:
-    """Return ``magnitude`` units (int32, below 2**31 - 64), cut toward zero to ``p`` bits.
-
-    ``unit`` is a biased exponent.
-    """
-    f = np.float32(magnitude)
-    # The conversion may have rounded up, by one place at most: then the float is above the integer.
-    above = np.int32(f) > magnitude
-    keep = np.int32(np.int32(-1) << np.int32(24 - p))
-    word = np.int32(np.int32(f.view(np.int32) - np.int32(above)) & keep)
+    """Return ``magnitude`` units (int32), cut toward zero to ``p`` bits; ``unit`` is the word of a power of two."""
+    # The leading bit falls on the first one that a float32 has no place for. Without that, rounding to nearest cuts.
+    f = np.float32(np.int32(magnitude & np.int32(~np.int32(magnitude >> np.int32(24)))))
+    word = np.int32(f.view(np.int32) & np.int32(np.int32(-1) << np.int32(24 - p)))
     # Exact: a power of two, and the result is a normal number or 0. The sum 0 has no sign.
-    result = np.float32(word.view(np.float32) * power_of_two(unit))
+    result = np.float32(word.view(np.float32) * np.int32(unit).view(np.float32))
     return np.int32(result.view(np.int32) | sign).view(np.float32)
 
 
@@ -165,78 +161,44 @@ def _nearest(sign: Any, magnitude: Any, unit: Any, n: PanelNumbers) -> Any:
 
 
 @inlined_kernel
-def _closed(low: Any, high: Any, e: Any, n: PanelNumbers, nearest: Any, split: Any) -> Any:
-    """Return the accumulator of a block whose aligned sum is ``low + high``; only if ``split`` may it leave int32."""
-    unit = np.int32(e - n.bits)
-    if split:
-        sign, magnitude, large = sign_and_magnitude(low, high)
-        unit = np.int32(unit + np.int32(large))
-    else:
-        total = sum_32(low, high)
-        sign, magnitude = np.int32(total & SIGN), np.int32(-total) if total < 0 else total
-    return _nearest(sign, magnitude, unit, n) if nearest else _truncated(sign, magnitude, unit, n.p)
+def _begin(acc: Any, top: Any, n: PanelNumbers, nearest: Any, scale: Any, total: Any) -> None:
+    """Begin a block: set ``scale`` to what turns its terms into units, and ``total`` to the aligned accumulator."""
+    for j in range(acc.size):
+        scale[j] = _scale(_unit(acc[j], top[j], n, nearest))
+        total[j] = np.int32(acc[j] * scale[j])
 
 
 @inlined_kernel
-def _block_4(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, acc: Any) -> None:
-    """Run one block of 4 products."""
+def _add_4(a: Any, b: Any, scale: Any, total: Any) -> None:
+    """Add 4 aligned products to ``total``."""
     a0 = _four(a, 0)
-    for j in range(acc.size):
-        e = _alignment(acc[j], top[j], n)
-        scale = _scale(e, n)
-        acc[j] = _closed(np.int32(acc[j] * scale), _sum_of_4(a0, b, j, scale), e, n, nearest, False)
+    for j in range(total.size):
+        total[j] = sum_32(total[j], _sum_of_4(a0, b, j, scale[j]))
 
 
 @inlined_kernel
-def _block_8(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, acc: Any) -> None:
-    """Run one block of 8 products."""
+def _add_8(a: Any, b: Any, scale: Any, total: Any) -> None:
+    """Add 8 aligned products to ``total``."""
     a0, a1 = _four(a, 0), _four(a, 4)
-    for j in range(acc.size):
-        e = _alignment(acc[j], top[j], n)
-        scale = _scale(e, n)
-        acc[j] = _closed(np.int32(acc[j] * scale), _sum_of_8(a0, a1, b, j, scale), e, n, nearest, False)
-
-
-@inlined_kernel
-def _block_16(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, split: Any, acc: Any) -> None:
-    """Run one block of 16 products."""
-    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
-    for j in range(acc.size):
-        e = _alignment(acc[j], top[j], n)
-        scale = _scale(e, n)
-        low = sum_32(np.int32(acc[j] * scale), _sum_of_8(a0, a1, b, j, scale))
-        acc[j] = _closed(low, _sum_of_8(a2, a3, b, j + 8 * WIDTH, scale), e, n, nearest, split)
-
-
-@inlined_kernel
-def _begin(a: Any, b: Any, top: Any, n: PanelNumbers, acc: Any, total: Any) -> None:
-    """Begin a longer block: set ``total`` int32 [W] to the aligned accumulator and the first 16 products."""
-    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
-    for j in range(acc.size):
-        scale = _scale(_alignment(acc[j], top[j], n), n)
-        low = sum_32(np.int32(acc[j] * scale), _sum_of_8(a0, a1, b, j, scale))
-        total[j] = sum_32(low, _sum_of_8(a2, a3, b, j + 8 * WIDTH, scale))
-
-
-@inlined_kernel
-def _add(a: Any, b: Any, top: Any, n: PanelNumbers, acc: Any, total: Any) -> None:
-    """Add the next 16 aligned products to ``total``."""
-    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
-    for j in range(acc.size):
-        scale = _scale(_alignment(acc[j], top[j], n), n)
-        products = sum_32(_sum_of_8(a0, a1, b, j, scale), _sum_of_8(a2, a3, b, j + 8 * WIDTH, scale))
+    for j in range(total.size):
+        products = sum_32(_sum_of_4(a0, b, j, scale[j]), _sum_of_4(a1, b, j + 4 * WIDTH, scale[j]))
         total[j] = sum_32(total[j], products)
 
 
 @inlined_kernel
-def _close(a: Any, b: Any, top: Any, n: PanelNumbers, nearest: Any, split: Any, total: Any, acc: Any) -> None:
-    """End a longer block with its last 16 products."""
-    a0, a1, a2, a3 = _four(a, 0), _four(a, 4), _four(a, 8), _four(a, 12)
+def _close(low: Any, high: Any, scale: Any, n: PanelNumbers, nearest: Any, split: Any, acc: Any) -> None:
+    """End a block: its sum, with ``high`` a part of it only if ``split``, becomes the accumulator."""
     for j in range(acc.size):
-        e = _alignment(acc[j], top[j], n)
-        scale = _scale(e, n)
-        products = sum_32(_sum_of_8(a0, a1, b, j, scale), _sum_of_8(a2, a3, b, j + 8 * WIDTH, scale))
-        acc[j] = _closed(total[j], products, e, n, nearest, split)
+        unit = np.int32(_TWICE_ONE - np.float32(scale[j]).view(np.int32))
+        if split:
+            sign, magnitude, large = sign_and_magnitude(low[j], high[j])
+            unit = np.int32(unit + np.int32(np.int32(large) << np.int32(23)))
+        else:
+            sign, magnitude = np.int32(low[j] & SIGN), np.int32(-low[j]) if low[j] < 0 else low[j]
+        if nearest:
+            acc[j] = _nearest(sign, magnitude, np.int32(unit >> np.int32(23)), n)
+        else:
+            acc[j] = _truncated(sign, magnitude, unit, n.p)
 
 
 @functools.cache
@@ -259,42 +221,43 @@ def make_panel_rows(block_length: int, nearest: bool, split: bool) -> Callable[.
     float32 [M, N], N a multiple of 16 that needs P panels, are finite accumulators, subnormal floats only where
     ``numbers.floor`` cuts them away, and become results.
     """
-    last = block_length - 16
+    whole = block_length if not split else block_length - min(block_length // 2, 16)
 
     @kernel
     def panel_rows(a: Any, ea: Any, b: Any, eb: Any, begin: Any, end: Any, acc: Any, numbers: PanelNumbers) -> None:
         rows = a.shape[0]
-        tops, totals = np.empty(WIDTH, np.int8), np.empty(WIDTH, np.int32)
+        tops, scales = np.empty(WIDTH, np.int8), np.empty(WIDTH, np.float32)
+        lows, highs = np.empty(WIDTH, np.int32), np.empty(WIDTH, np.int32)
         floor = np.int8(numbers.floor)
         for panel in range(b.shape[0]):
             left = panel * WIDTH
-            right = min(left + WIDTH, acc.shape[1])
-            top, total = tops[: right - left], totals[: right - left]
+            width = min(WIDTH, acc.shape[1] - left)
+            top, scale, low, high = tops[:width], scales[:width], lows[:width], highs[:width]
             for first in range(0, rows, TILE):
                 for start in range(begin, end, block_length):
                     stop = start + block_length
                     values = b[panel, start * WIDTH : stop * WIDTH]
                     exponents = eb[panel, start * WIDTH : stop * WIDTH]
                     for i in range(first, min(first + TILE, rows)):
-                        x, ex, c = a[i, start:stop], ea[i, start:stop], acc[i, left:right]
+                        x, ex, c = a[i, start:stop], ea[i, start:stop], acc[i, left : left + width]
                         if block_length == 4:
                             _top_4(ex, exponents, floor, top)
-                            _block_4(x, values, top, numbers, nearest, c)
-                            continue
-                        if block_length == 8:
+                        elif block_length == 8:
                             _top_8(ex, exponents, floor, top)
-                            _block_8(x, values, top, numbers, nearest, c)
-                            continue
-                        top[:] = floor
-                        for g in range(0, block_length, 16):
-                            _raise_top_16(ex[g : g + 16], exponents[g * WIDTH : (g + 16) * WIDTH], top)
-                        if block_length == 16:
-                            _block_16(x, values, top, numbers, nearest, split, c)
-                            continue
-                        _begin(x, values, top, numbers, c, total)
-                        if block_length > 32:  # else nothing to compile
-                            for g in range(16, last, 16):
-                                _add(x[g : g + 16], values[g * WIDTH : (g + 16) * WIDTH], top, numbers, c, total)
-                        _close(x[last:], values[last * WIDTH :], top, numbers, nearest, split, total, c)
+                        else:
+                            top[:] = floor
+                            for g in range(0, block_length, 16):
+                                _raise_top_16(ex[g : g + 16], exponents[g * WIDTH : (g + 16) * WIDTH], top)
+                        _begin(c, top, numbers, nearest, scale, low)
+                        if block_length == 4:
+                            _add_4(x, values, scale, low)
+                        else:
+                            for g in range(0, whole, 8):
+                                _add_8(x[g : g + 8], values[g * WIDTH : (g + 8) * WIDTH], scale, low)
+                        if split:
+                            high[:] = 0
+                            for g in range(whole, block_length, 8):
+                                _add_8(x[g : g + 8], values[g * WIDTH : (g + 8) * WIDTH], scale, high)
+                        _close(low, high, scale, numbers, nearest, split, c)
 
     return panel_rows

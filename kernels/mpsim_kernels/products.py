@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim_kernels._threads import in_ranges
+from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.fused_dot import DROPPED, FusedDot, Operand
 from mpsim_kernels.lanes import WIDE_WIDTH, WIDTH
 from mpsim_kernels.packing import ZERO_EXPONENT, pack, pack_stack, pack_wide, rooms
@@ -55,7 +56,8 @@ class Packed(NamedTuple):
     def run(self, rows: slice, start: int, stop: int, acc: NDArray[Any]) -> None:
         """Run the blocks of k from ``start`` to ``stop`` for some rows, whose accumulators are ``acc`` [rows, N]."""
         b, exponents_b = self.b, self.exponents_b
-        self.panel_rows(self.a[rows], self.exponents_a[rows], b, exponents_b, start, stop, acc, self.numbers)
+        with default_environment():
+            self.panel_rows(self.a[rows], self.exponents_a[rows], b, exponents_b, start, stop, acc, self.numbers)
 
     def run_all(self, acc: NDArray[Any]) -> None:
         """Run every block for every row, on Numba's number of threads."""
@@ -143,7 +145,8 @@ def run_stack(
             matrix, row = divmod(start, m)
             count = min(stop - start, m - row)
             rows, own = slice(start, start + count), totals[matrix, row : row + count]
-            panel_rows(rows_a[rows], rows_ea[rows], panels[matrix], panels_eb[matrix], 0, depth, own, numbers)
+            with default_environment():
+                panel_rows(rows_a[rows], rows_ea[rows], panels[matrix], panels_eb[matrix], 0, depth, own, numbers)
             start += count
 
     in_ranges(task, stack * m, max(WORK // (depth * n), 1))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.ops import _rows
 from mpsim.ops._numeric import summed_to
 from mpsim.ops.normalisation import dropout_mask
-from mpsim.ops.reductions import exp
+from mpsim.ops.reductions import exp, softmax_gradient
 from mpsim.ops.table import Array, Call, Gradients, Operation
 from mpsim.stochastic import Draws
 
@@ -24,10 +25,19 @@ def _transposed(a: Array) -> Array:
 
 
 def _weights(
-    call: Call, query: Array, key: Array, bias: Array | None, allowed: NDArray[np.bool_] | None, scale: float
+    call: Call,
+    query: Array,
+    key: Array,
+    bias: Array | None,
+    allowed: NDArray[np.bool_] | None,
+    scale: float,
+    divided: bool = False,
 ) -> tuple[Array, Array]:
-    """Return exp(score - largest score of its row), and the sum of each row."""
-    scores = call.matmul(query, _transposed(key), roles=("query", "key")) * query.dtype.type(scale)
+    """Return exp(score - largest score of its row), and the sum of each row, by which they may be ``divided``."""
+    scores = call.matmul(query, _transposed(key), roles=("query", "key"))
+    if _rows.suit(scores, bias):
+        return _rows.attention_weights(scores, scale, bias, allowed, divided)
+    scores = scores * query.dtype.type(scale)
     if bias is not None:
         scores = scores + bias
     if allowed is not None:
@@ -36,7 +46,8 @@ def _weights(
     # A row without any allowed score gets weights 0 rather than NaN, as in torch.
     weights = exp(scores - np.where(np.isneginf(largest), scores.dtype.type(0), largest))
     total = weights.sum(axis=-1, keepdims=True)
-    return weights, np.where(total == 0, total.dtype.type(1), total)
+    total = np.where(total == 0, total.dtype.type(1), total)
+    return weights / total if divided else weights, total
 
 
 def _kept(shape: tuple[int, ...], dtype: np.dtype[np.generic], p: float, draws: Draws | None) -> Array | None:
@@ -79,16 +90,15 @@ def _attention_vjp(
     dropout_p: float = 0.0,
     draws: Draws | None = None,
 ) -> Gradients:
-    weights, total = _weights(call, query, key, bias, allowed, scale)
-    probability = weights / total
-    kept = _kept(weights.shape, query.dtype, dropout_p, draws)
+    probability, _total = _weights(call, query, key, bias, allowed, scale, divided=True)
+    kept = _kept(probability.shape, query.dtype, dropout_p, draws)
     used = probability if kept is None else probability * kept
     by_value = None
     if call.wanted[2]:
         by_value = call.matmul(_transposed(call.operand(used)), g, "input_gradient", ("probabilities", "gradient"))
     by_used = call.matmul(g, _transposed(value), "input_gradient", ("gradient", "value"))
     by_probability = by_used if kept is None else by_used * kept
-    by_score = probability * (by_probability - (by_probability * probability).sum(axis=-1, keepdims=True))
+    by_score = softmax_gradient(by_probability, probability)
     held = call.operand(by_score)
     factor = query.dtype.type(scale)
     by_query = by_key = None

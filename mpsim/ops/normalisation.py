@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpsim.ops import _rows
 from mpsim.ops._numeric import in_float64
 from mpsim.ops.table import Array, Call, Gradients, Operation
 from mpsim.stochastic import Draws
@@ -45,6 +46,9 @@ def _layer_norm(
     call: Call, input: Array, weight: Array | None = None, bias: Array | None = None, *, dims: int, eps: float = 1e-5
 ) -> Array:
     """Normalise over the last ``dims`` dimensions."""
+    if _rows.suit(input, weight, bias):
+        y, (call.saved["mean"], call.saved["rstd"]) = _rows.normalise(input, weight, bias, dims, eps, centred=True)
+        return y
     mean = _mean(input, _last(dims))
     centred = input - mean
     rstd = _inverse_root(_mean(centred * centred, _last(dims)) + input.dtype.type(eps))
@@ -63,8 +67,12 @@ def _layer_norm_vjp(
     dims: int,
     eps: float = 1e-5,
 ) -> Gradients:
-    rstd = call.saved["rstd"]
-    normalised = (input - call.saved["mean"]) * rstd
+    mean, rstd = call.saved["mean"], call.saved["rstd"]
+    if _rows.suit(input, weight, bias):
+        statistics = (mean, rstd)
+        found = _rows.normalise_backward(g, input, weight, dims, statistics, centred=True, wanted=call.wanted[0])
+        return found[: len(call.wanted)]
+    normalised = (input - mean) * rstd
     grads = (
         _normalised_vjp(g if weight is None else g * weight, normalised, rstd, _last(dims)) if call.wanted[0] else None,
         None if weight is None else (g * normalised).sum(axis=_leading(g, dims)),
@@ -75,6 +83,9 @@ def _layer_norm_vjp(
 
 def _rms_norm(call: Call, input: Array, weight: Array | None = None, *, dims: int, eps: float) -> Array:
     """Divide by the root of the mean square over the last ``dims`` dimensions."""
+    if _rows.suit(input, weight):
+        y, (call.saved["mean"], call.saved["rstd"]) = _rows.normalise(input, weight, None, dims, eps, centred=False)
+        return y
     rstd = _inverse_root(_mean(input * input, _last(dims)) + input.dtype.type(eps))
     call.saved["rstd"] = rstd
     return _scaled(input * rstd, weight, None)
@@ -84,6 +95,10 @@ def _rms_norm_vjp(
     call: Call, g: Array, _: Array, input: Array, weight: Array | None = None, *, dims: int, eps: float
 ) -> Gradients:
     rstd = call.saved["rstd"]
+    if _rows.suit(input, weight):
+        statistics = (call.saved["mean"], rstd)
+        found = _rows.normalise_backward(g, input, weight, dims, statistics, centred=False, wanted=call.wanted[0])
+        return found[: len(call.wanted)]
     normalised = input * rstd
     scaled = g if weight is None else g * weight
     grads = (

@@ -6,10 +6,11 @@ from typing import TypeAlias
 
 import numpy as np
 
+from mpsim.ops import _rows
 from mpsim.ops._numeric import function, in_float64
 from mpsim.ops.table import Array, Call, Gradients, Operation
 
-__all__ = ["OPERATIONS", "exp", "log"]
+__all__ = ["OPERATIONS", "exp", "log", "softmax_gradient"]
 
 Dim: TypeAlias = "int | tuple[int, ...] | None"
 
@@ -84,14 +85,26 @@ def _extremum_vjp(_: Call, g: Array, y: Array, input: Array, dim: Dim = None, ke
     return (_spread(g, input, dim, keepdim) * chosen / count,)
 
 
+def _is_last(dim: int, x: Array) -> bool:
+    return x.ndim > 0 and dim % x.ndim == x.ndim - 1
+
+
 def _softmax(_: Call, input: Array, dim: int = -1) -> Array:
+    if _is_last(dim, input) and _rows.suit(input):
+        return _rows.softmax(input)
     e = exp(input - input.max(axis=dim, keepdims=True, initial=-np.inf))
     return np.asarray(e / e.sum(axis=dim, keepdims=True))
 
 
+def softmax_gradient(g: Array, y: Array, dim: int = -1) -> Array:
+    """Return the gradient of what ``y`` is the softmax of."""
+    if _is_last(dim, y) and _rows.suit(g, y):
+        return _rows.softmax_backward(g, y)
+    return np.asanyarray((g - (g * y).sum(axis=dim, keepdims=True)) * y)
+
+
 def _softmax_vjp(_: Call, g: Array, y: Array, __: Array, dim: int = -1) -> Gradients:
-    share = g * y
-    return (share - y * share.sum(axis=dim, keepdims=True),)
+    return (softmax_gradient(g, y, dim),)
 
 
 def _log_softmax(_: Call, input: Array, dim: int = -1) -> Array:

@@ -286,15 +286,18 @@ def affine(x: Any, weight: Any = None, bias: Any = None) -> Any:
 
 
 def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, dims: int, eps: float = 1e-5) -> Any:
-    rows = x.reshape(*x.shape[: x.ndim - dims], math.prod(x.shape[x.ndim - dims :]))
-    centred = x - mean(rows, -1).reshape(*x.shape[: x.ndim - dims], *(1,) * dims)
-    # The squares are summed over the dimensions at once: for more than one NumPy goes in another order than over rows.
-    axes = tuple(range(-dims, 0))
-    return affine(centred * inverse_root(mean(centred * centred, axes, True), eps), weight, bias)
+    centred = x - over_rows(mean, x, dims)
+    return affine(centred * inverse_root(over_rows(mean, centred * centred, dims), eps), weight, bias)
+
+
+def over_rows(function: Callable[..., Any], x: Any, dims: int) -> Any:
+    """Return a function of the last dimensions, taken as one row."""
+    leading = x.shape[: x.ndim - dims]
+    return function(x.reshape(*leading, math.prod(x.shape[x.ndim - dims :])), -1).reshape(*leading, *(1,) * dims)
 
 
 def rms_norm(x: Any, weight: Any = None, *, dims: int, eps: float) -> Any:
-    return affine(x * inverse_root(mean(x * x, tuple(range(-dims, 0)), True), eps), weight)
+    return affine(x * inverse_root(over_rows(mean, x * x, dims), eps), weight)
 
 
 def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, mean: Any, var: Any, training: bool, eps: float = 1e-5):

@@ -75,9 +75,8 @@ class Machine:
         return [self.sub(self.sub(x, max(row)), total) for x in row]
 
     def softmax_vjp(self, g: Sequence[float], y: Sequence[float]) -> list[float]:
-        shares = [self.mul(a, b) for a, b in zip(g, y, strict=True)]
-        total = self.total(shares)
-        return [self.sub(s, self.mul(v, total)) for s, v in zip(shares, y, strict=True)]
+        total = self.total([self.mul(a, b) for a, b in zip(g, y, strict=True)])
+        return [self.mul(self.sub(a, total), b) for a, b in zip(g, y, strict=True)]
 
     def normalised(self, row: Sequence[float], eps: float) -> tuple[list[float], float]:
         """Return a row less its mean, over its standard deviation; and one over that."""
