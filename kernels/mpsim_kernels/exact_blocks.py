@@ -5,12 +5,14 @@ it is decided for each row and block which way holds, from the largest magnitude
 multiple of its unit, a power of two.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inlined_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.exact_lanes import (
     add_products,
@@ -23,7 +25,7 @@ from mpsim_kernels.exact_lanes import (
 )
 from mpsim_kernels.exact_sums import LIMBS
 from mpsim_kernels.floating_point import default_environment
-from mpsim_kernels.lanes import INF, MAGNITUDE, TILE
+from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN, TILE, higher, lower
 from mpsim_kernels.words import words
 
 __all__ = ["exact_block_gemm", "exact_gemm"]
@@ -87,23 +89,36 @@ def exact_block_gemm(
     if c is not None:
         acc[:, :n] = c
     words_a, words_b = words(a), words(b)
-    with default_environment(), np.errstate(all="ignore"):
+
+    def pack(start: int, stop: int) -> None:
+        with default_environment(), np.errstate(all="ignore"):
+            _pack_rows(words_a[start:stop], length, padded, *(x[start:stop] for x in left))
+
+    with default_environment(), np.errstate(all="ignore"):  # plain Python warns
         _pack_columns(words_b, length, padded, *right)
+    in_ranges(pack, m, max(_WORK // (blocks * padded), 1))
     d = np.empty((m, n), np.float32)
+    exact_rows = _make_exact_rows(padded, padded > 2 and not _all_cut(left, right, padded))
 
     def task(start: int, stop: int) -> None:
         part = slice(start, stop)
         rows = _Packed(*(x[part] for x in left))
-        with default_environment(), np.errstate(all="ignore"):  # plain Python warns
-            _pack_rows(words_a[part], length, padded, *rows)
-            _exact_rows(rows, right, padded, c is not None, acc[part])
+        with default_environment(), np.errstate(all="ignore"):
+            exact_rows(rows, right, c is not None, acc[part])
         _finish(acc[part].view(np.int32), d[part].view(np.int32))
 
     in_ranges(task, m, max(_WORK // max(right.values.size, 1), 1))
     return d
 
 
-@kernel
+def _all_cut(a: _Packed, b: _Packed, padded: int) -> bool:
+    """Return whether `_is_cut` holds for all blocks, for it does so for the extremes of all rows and columns."""
+    sizes = padded * (a.largest.max(axis=0, initial=0) * b.largest.max(axis=0, initial=0))
+    units = a.unit.min(axis=0, initial=np.inf) * b.unit.min(axis=0, initial=np.inf)
+    return all(_is_cut(padded, size, unit) for size, unit in zip(sizes, units, strict=True))
+
+
+@inlined_kernel
 def _unit(word: Any) -> Any:
     """Return the exponent of the last nonzero bit of a float32 word; zeros and specials have none that matters."""
     magnitude = np.int32(word & MAGNITUDE)
@@ -111,37 +126,37 @@ def _unit(word: Any) -> Any:
     fraction = np.int32(magnitude & _FRACTION)
     sig = np.int32(fraction if field == 0 else np.int32(fraction | _HIDDEN))
     last = np.int32(np.float32(np.int32(sig & np.int32(-sig))).view(np.int32) >> 23)
-    e = np.int32(np.int32(max(field, np.int32(1)) + last) - np.int32(127 + 150))
+    e = np.int32(np.int32(higher(field, np.int32(1)) + last) - np.int32(127 + 150))
     return e if magnitude != 0 and field != 255 else _ANY_UNIT
 
 
-@kernel
+@inlined_kernel
 def _finite_magnitude(word: Any) -> Any:
     """Return the word of the magnitude of a float32 word, 0 for infinities and NaNs."""
     magnitude = np.int32(word & MAGNITUDE)
     return np.int32(0) if magnitude >= INF else magnitude
 
 
-@kernel
+@inlined_kernel
 def _float64(word: Any) -> Any:
     """Return the number of a float32 word."""
     return np.float64(np.int32(word).view(np.float32))
 
 
-@kernel
+@inlined_kernel
 def _power(e: Any) -> Any:
     """Return the float64 ``2**e``."""
     return np.int64((np.int64(e) + np.int64(1023)) << np.int64(52)).view(np.float64)
 
 
-@kernel
+@inlined_kernel
 def _reach(words: Any) -> Any:
     """Return the largest finite magnitude, as a float64, and the exponent of the unit of int32 words [n]."""
     largest, unit = np.int32(0), _ANY_UNIT
     for j in range(words.size):
         word = np.int32(words[j])
-        largest = max(largest, _finite_magnitude(word))
-        unit = min(unit, _unit(word))
+        largest = higher(largest, _finite_magnitude(word))
+        unit = lower(unit, _unit(word))
     return _float64(largest), unit
 
 
@@ -176,7 +191,7 @@ def _pack_columns(words: Any, length: Any, padded: Any, values: Any, largest: An
                 for j in range(row.size):
                     value[j] = _float64(row[j])
                 row_size, row_e = _reach(row)
-                size, e = max(size, row_size), min(e, row_e)
+                size, e = higher(size, row_size), lower(e, row_e)
             largest[p, block] = size
             unit[p, block] = _power(e)
 
@@ -191,84 +206,98 @@ def _finish(words: Any, d: Any) -> None:
             result[j] = _NAN if np.int32(word & MAGNITUDE) > INF else word
 
 
-@kernel
-def _exact_rows(a: _Packed, b: _Packed, padded: Any, started: Any, acc: Any) -> None:
-    """Run the chains of blocks of some rows of outputs.
+@functools.cache
+def _make_exact_rows(padded: int, anything: bool) -> Callable[..., None]:
+    """Return ``exact_rows(a, b, started, acc)``, which runs the chains of blocks of some rows of outputs.
 
     Parameters
     ----------
-    a, b : _Packed
     padded : int
         Length of packed blocks: 2 or a multiple of 4.
-    started : bool
-        Whether accumulators may be other than +0.
-    acc : float32 [M, P * W]
-        Accumulators, which become results.
+    anything : bool
+        Whether blocks may need the long accumulator; if not, `_is_cut` holds for each.
+
+    Notes
+    -----
+    Of the function that is returned: ``a`` and ``b`` are `_Packed`; ``started`` says whether accumulators may be other
+    than +0; ``acc`` float32 [M, P * W] are accumulators, which become results.
     """
-    rows, blocks = a.largest.shape
-    panels, _, width = b.values.shape
-    high, low = np.empty(width, np.float64), np.empty(width, np.float64)
-    limbs = np.zeros((8, LIMBS), np.int64)
-    # What is known of the accumulators of a row: a bound, the unit, and the block before which they were looked at.
-    bound, unit = np.empty(TILE, np.float64), np.empty(TILE, np.float64)
-    looked = np.empty(TILE, np.int64)
-    for panel in range(panels):
-        for first in range(0, rows, TILE):
-            bound[:] = np.inf if started else 0.0
-            unit[:] = _power(_ANY_UNIT)
-            looked[:] = -_PATIENCE
-            for block in range(blocks):
-                start, stop = block * padded, (block + 1) * padded
-                y = b.values[panel, start:stop]
-                for i in range(first, min(first + TILE, rows)):
-                    r = i - first
-                    x = a.values[i, start:stop]
-                    c = acc[i, panel * width : (panel + 1) * width]
-                    size = np.float64(padded) * (a.largest[i, block] * b.largest[panel, block])
-                    unit_ab = a.unit[i, block] * b.unit[panel, block]
-                    exact = _is_exact(bound[r] + size, min(unit_ab, unit[r]))
-                    if not exact and block - looked[r] >= _PATIENCE:
-                        bound[r], unit[r] = _look(c)
-                        looked[r] = block
-                        exact = _is_exact(bound[r] + size, min(unit_ab, unit[r]))
-                    # Rounding adds less than the factor, and makes no unit smaller.
-                    bound[r] = (bound[r] + size) * (1 + 2.0**-20)
-                    unit[r] = min(unit_ab, unit[r])
-                    if exact:
-                        _exact_block(x, y, high, c)
-                    elif padded == 2:
-                        pair_block(x, y, c)
-                    elif np.float64(padded) * _grid(size) <= 2.0**54 * unit_ab:
-                        _cut_block(x, y, 1.5 * 2.0**52 * _grid(size), high, low, c)
-                    else:
-                        any_block(x, y, limbs, c)
+
+    @kernel
+    def exact_rows(a: _Packed, b: _Packed, started: Any, acc: Any) -> None:
+        rows, blocks = a.largest.shape
+        panels, _, width = b.values.shape
+        high, low = np.empty(width, np.float64), np.empty(width, np.float64)
+        limbs = np.zeros((8, LIMBS), np.int64)
+        # What is known of the accumulators of a row: a bound, the unit, and the block before which they were looked at.
+        bound, unit = np.empty(TILE, np.float64), np.empty(TILE, np.float64)
+        looked = np.empty(TILE, np.int64)
+        for panel in range(panels):
+            for first in range(0, rows, TILE):
+                for r in range(TILE):
+                    bound[r], unit[r], looked[r] = np.inf if started else 0.0, _power(_ANY_UNIT), -_PATIENCE
+                for block in range(blocks):
+                    start, stop = block * padded, (block + 1) * padded
+                    y = b.values[panel, start:stop]
+                    for i in range(first, min(first + TILE, rows)):
+                        r = i - first
+                        x = a.values[i, start:stop]
+                        c = acc[i, panel * width : (panel + 1) * width]
+                        size = np.float64(padded) * (a.largest[i, block] * b.largest[panel, block])
+                        unit_ab = a.unit[i, block] * b.unit[panel, block]
+                        exact = _is_exact(bound[r] + size, lower(unit_ab, unit[r]))
+                        if not exact and block - looked[r] >= _PATIENCE:
+                            bound[r], unit[r] = _look(c)
+                            looked[r] = block
+                            exact = _is_exact(bound[r] + size, lower(unit_ab, unit[r]))
+                        # Rounding adds less than the factor, and makes no unit smaller.
+                        bound[r] = (bound[r] + size) * (1 + 2.0**-20)
+                        unit[r] = lower(unit_ab, unit[r])
+                        if exact:
+                            if padded == 2:
+                                exact_block_2(x, y, c)
+                            elif padded == 4:
+                                exact_block_4(x, y, c)
+                            else:
+                                _exact_block(x, y, high, c)
+                        elif padded == 2:
+                            pair_block(x, y, c)
+                        elif not anything or _is_cut(np.float64(padded), size, unit_ab):
+                            _cut_block(x, y, 1.5 * 2.0**52 * _grid(size), high, low, c)
+                        else:
+                            any_block(x, y, limbs, c)
+
+    return exact_rows
 
 
 @kernel
 def _exact_block(a: Any, b: Any, total: Any, acc: Any) -> None:
     """Add a block whose additions are exact; ``total`` float64 [W] is overwritten."""
-    if a.size == 2:
-        exact_block_2(a, b, acc)
-    elif a.size == 4:
-        exact_block_4(a, b, acc)
-    else:
-        total[:] = acc
-        for g in range(0, a.size, 4):
-            add_products(a[g : g + 4], b[g : g + 4], total)
-        acc[:] = total
+    for j in range(acc.size):
+        total[j] = acc[j]
+    for g in range(0, a.size, 4):
+        add_products(a[g : g + 4], b[g : g + 4], total)
+    for j in range(acc.size):
+        acc[j] = total[j]
 
 
 @kernel
 def _cut_block(a: Any, b: Any, anchor: Any, high: Any, low: Any, acc: Any) -> None:
     """Add a block whose products are cut on the last bit of ``anchor``; ``high`` and ``low`` are overwritten."""
-    high[:] = anchor
-    low[:] = 0.0
+    for j in range(acc.size):
+        high[j], low[j] = anchor, 0.0
     for g in range(0, a.size, 4):
         cut_products(a[g : g + 4], b[g : g + 4], high, low)
     round_cut(high, low, anchor, acc)
 
 
 @kernel
+def _is_cut(padded: Any, size: Any, unit: Any) -> Any:
+    """Return whether two float64 hold the sum of a block, multiples of ``unit`` that are at most ``size`` together."""
+    return padded * _grid(size) <= 2.0**54 * unit
+
+
+@inlined_kernel
 def _is_exact(bound: Any, unit: Any) -> Any:
     """Return whether sums of multiples of ``unit``, all below ``bound``, are exact in float64 and no float32 is lost.
 
@@ -280,15 +309,16 @@ def _is_exact(bound: Any, unit: Any) -> Any:
 @kernel
 def _look(c: Any) -> Any:
     """Return the largest magnitude and the unit of accumulators, float32 [W]; one of -0 has the smallest unit."""
-    words = c.view(np.int32)
-    size, e = _reach(words)
-    for j in range(words.size):
-        e = min(e, np.int32(-300) if words[j] == np.int32(-(1 << 31)) else _ANY_UNIT)
-    return size, _power(e)
+    largest, unit = np.int32(0), _ANY_UNIT
+    for j in range(c.size):
+        word = np.float32(c[j]).view(np.int32)
+        largest = higher(largest, _finite_magnitude(word))
+        unit = lower(unit, np.int32(-300) if word == SIGN else _unit(word))
+    return _float64(largest), _power(unit)
 
 
-@kernel
+@inlined_kernel
 def _grid(size: Any) -> Any:
     """Return a power of two of which ``size``, at least ``2**-300`` or 0, is less than ``2**49`` times as much."""
-    field = max(np.float64(size).view(np.int64) >> np.int64(52), np.int64(1023 - 300))
+    field = higher(np.float64(size).view(np.int64) >> np.int64(52), np.int64(1023 - 300))
     return _power(field - np.int64(1023 + 48))

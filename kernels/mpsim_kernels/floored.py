@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.floored_dot import FLOORED_NAN, ZERO_EXPONENT, general_floored_gemm
-from mpsim_kernels.floored_panels import FlooredNumbers, floored_rows, pack_floats
+from mpsim_kernels.floored_panels import FlooredNumbers, make_floored_rows, pack_floats
 from mpsim_kernels.floored_specials import LARGE, find_hints, no_hints
 from mpsim_kernels.fused_dot import Operand
 from mpsim_kernels.lanes import INF, MAGNITUDE
@@ -194,8 +194,8 @@ def _panels(
     hints = find_hints(words_a, words_b, depth, eb) if lanes.careful else no_hints()
     least = _LEAST_DOUBLE if lanes.double else _LEAST
     bits = unit.product_bits, unit.sum_bits, unit.accumulator_bits, unit.accumulator_reach
-    packed = lanes.shift_a + lanes.shift_b, least, lanes.double, lanes.careful
-    numbers = FlooredNumbers(*map(np.int32, (unit.block_length, groups, *bits, *packed)))
+    numbers = FlooredNumbers(*map(np.int32, (*bits, lanes.shift_a + lanes.shift_b, least)))
+    floored_rows = make_floored_rows(unit.block_length, groups, lanes.double, lanes.careful)
     results = acc.view(np.float32)
 
     def task(start: int, stop: int) -> None:

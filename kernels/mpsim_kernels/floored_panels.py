@@ -14,15 +14,17 @@ The steps of one row's block are kernels of their own. They share these argument
 - ``acc`` float32 [W]: accumulators, which become results.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inlined_kernel, kernel
 from mpsim_kernels.floored_specials import Hints, decide
-from mpsim_kernels.lanes import INF, MAGNITUDE, TILE, higher, power_of_two, sum_32, sum_of_4_cut
+from mpsim_kernels.lanes import INF, MAGNITUDE, TILE, higher, lower, power_of_two, sum_32, sum_of_4_cut
 
-__all__ = ["FlooredNumbers", "floored_rows", "pack_floats"]
+__all__ = ["FlooredNumbers", "make_floored_rows", "pack_floats"]
 
 _NOTHING = -2000  # below every packed exponent of a product
 
@@ -30,10 +32,6 @@ _NOTHING = -2000  # below every packed exponent of a product
 class FlooredNumbers(NamedTuple):
     """The numbers of a floored dot product as the lanes need them, each an np.int32."""
 
-    block_length: Any
-    """A multiple of ``4 * groups``."""
-    groups: Any
-    """1, or 2 if products of even and of odd k are summed apart."""
     product_bits: Any
     sum_bits: Any
     accumulator_bits: Any
@@ -43,19 +41,9 @@ class FlooredNumbers(NamedTuple):
     """What packed exponents of products are above the exponents."""
     least: Any
     """Packed exponent below which there are only products of zero."""
-    double: Any
-    """1 if operands are packed as float64, else 0."""
-    careful: Any
-    """1 if infinities, NaNs or products from 2**128 on may occur, the last only with ``double``; else 0."""
 
 
-@kernel
-def _lower(a: Any, b: Any) -> Any:
-    """Return the smaller of two numbers of one type."""
-    return a if a < b else b
-
-
-@kernel
+@inlined_kernel
 def _power_64(biased: Any) -> Any:
     """Return the float64 with this biased exponent and no fraction."""
     return np.int64(np.int64(biased) << 52).view(np.float64)
@@ -101,12 +89,12 @@ def pack_floats(words: Any, emin: Any, shift: Any, zero: Any, values: Any, expon
                 exponent[j] = nothing
 
 
-@kernel
+@inlined_kernel
 def _exponent(a: Any, b: Any) -> Any:
     return np.int16(a + b)
 
 
-@kernel
+@inlined_kernel
 def _raise_4(a: Any, b: Any, first: Any, step: Any, top: Any) -> None:
     """Raise ``top`` to the exponents of 4 products."""
     k0, k1, k2, k3 = first, first + step, first + 2 * step, first + 3 * step
@@ -118,7 +106,7 @@ def _raise_4(a: Any, b: Any, first: Any, step: Any, top: Any) -> None:
         top[j] = higher(top[j], higher(e0, e1))
 
 
-@kernel
+@inlined_kernel
 def _raise_8(a: Any, b: Any, first: Any, step: Any, top: Any) -> None:
     """Raise ``top`` to the exponents of 8 products."""
     k0, k1, k2, k3 = first, first + step, first + 2 * step, first + 3 * step
@@ -133,23 +121,15 @@ def _raise_8(a: Any, b: Any, first: Any, step: Any, top: Any) -> None:
         top[j] = higher(top[j], higher(higher(e0, e1), higher(e2, e3)))
 
 
-@kernel
-def _set_scale_32(top: Any, n: FlooredNumbers, scale: Any) -> None:
-    """Set ``scale`` float32 to what turns products into units of their sum."""
+@inlined_kernel
+def _set_scale(top: Any, n: FlooredNumbers, double: Any, scale: Any) -> None:
+    """Set ``scale`` to what turns products into units of their sum."""
     for j in range(top.size):
-        e = higher(np.int32(top[j]), n.least)
-        scale[j] = power_of_two(np.int32(np.int32(127 + n.product_bits) - e))
+        e = np.int32(n.product_bits - higher(np.int32(top[j]), n.least))
+        scale[j] = _power_64(np.int32(np.int32(1023) + e)) if double else power_of_two(np.int32(np.int32(127) + e))
 
 
-@kernel
-def _set_scale_64(top: Any, n: FlooredNumbers, scale: Any) -> None:
-    """Set ``scale`` float64 to what turns products into units of their sum."""
-    for j in range(top.size):
-        e = higher(np.int32(top[j]), n.least)
-        scale[j] = _power_64(np.int32(np.int32(1023 + n.product_bits) - e))
-
-
-@kernel
+@inlined_kernel
 def _add_4(a: Any, b: Any, first: Any, step: Any, scale: Any, total: Any) -> None:
     """Add 4 cut products to ``total``."""
     k0, k1, k2, k3 = first, first + step, first + 2 * step, first + 3 * step
@@ -159,7 +139,7 @@ def _add_4(a: Any, b: Any, first: Any, step: Any, scale: Any, total: Any) -> Non
         total[j] = sum_32(total[j], sum_of_4_cut(a0, a1, a2, a3, b0[j], b1[j], b2[j], b3[j], scale[j]))
 
 
-@kernel
+@inlined_kernel
 def _add_8(a: Any, b: Any, first: Any, step: Any, scale: Any, total: Any) -> None:
     """Add 8 cut products to ``total``."""
     k0, k1, k2, k3 = first, first + step, first + 2 * step, first + 3 * step
@@ -172,14 +152,14 @@ def _add_8(a: Any, b: Any, first: Any, step: Any, scale: Any, total: Any) -> Non
         total[j] = sum_32(total[j], sum_32(low, high))
 
 
-@kernel
+@inlined_kernel
 def _exponent_of(acc: Any) -> Any:
     """Return the exponent of an accumulator; subnormals, and zero, have the smallest."""
     field = np.int32(np.int32(np.float32(acc).view(np.int32) >> 23) & np.int32(255))
     return np.int32(higher(field, np.int32(1)) - np.int32(127))
 
 
-@kernel
+@inlined_kernel
 def _floored(total: Any, down: Any, n: FlooredNumbers) -> Any:
     """Return the sum of products, whose exponent is ``down`` below the larger one, in units of the result."""
     # Far below the floor is 0 or -1, whatever the power of two.
@@ -188,20 +168,20 @@ def _floored(total: Any, down: Any, n: FlooredNumbers) -> Any:
     return np.floor(np.float64(total) * np.float64(scale))
 
 
-@kernel
+@inlined_kernel
 def _floored_start(acc: Any, larger: Any, n: FlooredNumbers) -> Any:
     """Return the accumulator in its own units, ``2**(larger - accumulator_bits)``."""
     return np.floor(np.float64(acc) * _power_64(np.int32(np.int32(1023 + n.accumulator_bits) - larger)))
 
 
-@kernel
+@inlined_kernel
 def _rounded(products: Any, start: Any, larger: Any, n: FlooredNumbers) -> Any:
     """Return the result. Both integers and their sum have less than 53 bits, so nothing else rounds."""
     ratio = _power_64(np.int32(np.int32(1023 + n.sum_bits) - n.accumulator_bits))
     return np.float32((products + start * ratio) * _power_64(np.int32(np.int32(1023 - n.sum_bits) + larger)))
 
 
-@kernel
+@inlined_kernel
 def _close(top: Any, total: Any, n: FlooredNumbers, acc: Any) -> None:
     """End a block: align the sum of products and the accumulator to each other, add them and round."""
     for j in range(acc.size):
@@ -211,14 +191,14 @@ def _close(top: Any, total: Any, n: FlooredNumbers, acc: Any) -> None:
         acc[j] = _rounded(products, _floored_start(acc[j], larger, n), larger, n)
 
 
-@kernel
+@inlined_kernel
 def _shifted(x: Any, down: Any) -> Any:
     """Return ``x * 2**-down``, rounded toward minus infinity to an int32."""
     # Thirty-one places leave what any greater number leaves, 0 or -1; the mask tells the compiler.
-    return np.int32(x >> np.int32(_lower(down, np.int32(31)) & np.int32(31)))
+    return np.int32(x >> np.int32(lower(down, np.int32(31)) & np.int32(31)))
 
 
-@kernel
+@inlined_kernel
 def _close_pair(top: Any, total: Any, top_1: Any, total_1: Any, n: FlooredNumbers, acc: Any) -> None:
     """End a block of two sums of products: align them to each other first."""
     for j in range(acc.size):
@@ -232,77 +212,82 @@ def _close_pair(top: Any, total: Any, top_1: Any, total_1: Any, n: FlooredNumber
         acc[j] = _rounded(_floored(both, np.int32(larger - e), n), start, larger, n)
 
 
-@kernel
-def _sum_products(
-    a: Any, ea: Any, b: Any, eb: Any, first: Any, n: FlooredNumbers, top: Any, scale: Any, total: Any
-) -> None:
-    """Set ``top`` and ``total`` to exponent and sum of a block's products, all or every second, from ``first`` on."""
-    step, length = np.int64(n.groups), a.size
-    eights = length % (8 * step) == 0
-    top[:] = np.int16(_NOTHING)
-    total[:] = np.int32(0)
-    if eights:
-        for k in range(first, length, 8 * step):
-            _raise_8(ea, eb, k, step, top)
-    else:
-        for k in range(first, length, 4 * step):
-            _raise_4(ea, eb, k, step, top)
-    if n.double != 0:
-        _set_scale_64(top, n, scale)
-    else:
-        _set_scale_32(top, n, scale)
-    if eights:
-        for k in range(first, length, 8 * step):
-            _add_8(a, b, k, step, scale, total)
-    else:
-        for k in range(first, length, 4 * step):
-            _add_4(a, b, k, step, scale, total)
-
-
-@kernel
+@inlined_kernel
 def _replace(decided: Any, acc: Any) -> None:
     """Replace accumulators by what is decided."""
     for j in range(acc.size):
         acc[j] = acc[j] if decided[j] == 0 else decided[j]
 
 
-@kernel
-def floored_rows(a: Any, ea: Any, b: Any, eb: Any, acc: Any, numbers: FlooredNumbers, hints: Hints) -> None:
-    """Run the chains of blocks of some rows of outputs.
+@functools.cache
+def make_floored_rows(block_length: int, groups: int, double: bool, careful: bool) -> Callable[..., None]:
+    """Return ``floored_rows(a, ea, b, eb, acc, numbers, hints)``, which runs the chains of blocks of some rows.
 
     Parameters
     ----------
-    a, ea : float32 or float64, and int16 [M, K]
-        Packed rows; K is a multiple of the block length.
-    b, eb : float32 or float64, and int16 [P, K, W]
-        Packed panels.
-    acc : float32 [M, P * W]
-        Accumulators, which become results.
-    numbers : FlooredNumbers
-    hints : Hints
-        Read only if ``numbers.careful``.
+    block_length : int
+        A multiple of ``4 * groups``.
+    groups : int
+        1, or 2 if products of even and of odd k are summed apart.
+    double : bool
+        Whether operands are packed as float64.
+    careful : bool
+        Whether infinities, NaNs or, with ``double``, products from 2**128 on may occur.
+
+    Notes
+    -----
+    Of the function that is returned: ``a`` and ``b`` are floats [M, K] and [P, K, W], ``ea`` and ``eb`` their
+    exponents, int16; K is a multiple of the block length. ``acc`` float32 [M, P * W] are accumulators and become
+    results. ``numbers`` is a `FlooredNumbers`, and ``hints``, read only if ``careful``, a `floored_specials.Hints`.
     """
-    rows, k = a.shape
-    panels, _, width = b.shape
-    length, groups = np.int64(numbers.block_length), np.int64(numbers.groups)
-    top, top_1 = np.empty(width, np.int16), np.empty(width, np.int16)
-    total, total_1 = np.empty(width, np.int32), np.empty(width, np.int32)
-    scale = np.empty(width, b.dtype)
-    decided = np.empty(width, np.float32)
-    for panel in range(panels):
-        columns = slice(panel * width, (panel + 1) * width)
-        for first in range(0, rows, TILE):
-            for start in range(0, k, length):
-                steps = slice(start, start + length)
-                bb, bx = b[panel, steps], eb[panel, steps]
-                for i in range(first, min(first + TILE, rows)):
-                    c, aa, ax = acc[i, columns], a[i, steps], ea[i, steps]
-                    careful = numbers.careful != 0 and decide(aa, ax, bb, c, hints, i, start, panel, decided)
-                    _sum_products(aa, ax, bb, bx, 0, numbers, top, scale, total)
-                    if groups == 1:
-                        _close(top, total, numbers, c)
-                    else:
-                        _sum_products(aa, ax, bb, bx, 1, numbers, top_1, scale, total_1)
-                        _close_pair(top, total, top_1, total_1, numbers, c)
-                    if careful:
-                        _replace(decided, c)
+    many = 8 if block_length % (8 * groups) == 0 else 4
+    stride = many * groups
+
+    @kernel
+    def sum_products(
+        a: Any, ea: Any, b: Any, eb: Any, first: Any, n: FlooredNumbers, top: Any, scale: Any, total: Any
+    ) -> None:
+        """Set ``top`` and ``total`` to exponent and sum of a block's products, those of the group ``first``."""
+        for j in range(top.size):
+            top[j] = np.int16(_NOTHING)
+            total[j] = np.int32(0)
+        for k in range(first, block_length, stride):
+            if many == 8:
+                _raise_8(ea, eb, k, groups, top)
+            else:
+                _raise_4(ea, eb, k, groups, top)
+        _set_scale(top, n, double, scale)
+        for k in range(first, block_length, stride):
+            if many == 8:
+                _add_8(a, b, k, groups, scale, total)
+            else:
+                _add_4(a, b, k, groups, scale, total)
+
+    @kernel
+    def floored_rows(a: Any, ea: Any, b: Any, eb: Any, acc: Any, numbers: FlooredNumbers, hints: Hints) -> None:
+        rows, k = a.shape
+        panels, _, width = b.shape
+        top, top_1 = np.empty(width, np.int16), np.empty(width, np.int16)
+        total, total_1 = np.empty(width, np.int32), np.empty(width, np.int32)
+        scale, decided = np.empty(width, b.dtype), np.empty(width, np.float32)
+        for panel in range(panels):
+            columns = slice(panel * width, (panel + 1) * width)
+            for first in range(0, rows, TILE):
+                for start in range(0, k, block_length):
+                    steps = slice(start, start + block_length)
+                    bb, bx = b[panel, steps], eb[panel, steps]
+                    for i in range(first, min(first + TILE, rows)):
+                        c, aa, ax = acc[i, columns], a[i, steps], ea[i, steps]
+                        some = False
+                        if careful:
+                            some = decide(aa, ax, bb, c, hints, i, start, panel, decided)
+                        sum_products(aa, ax, bb, bx, 0, numbers, top, scale, total)
+                        if groups == 1:
+                            _close(top, total, numbers, c)
+                        else:
+                            sum_products(aa, ax, bb, bx, 1, numbers, top_1, scale, total_1)
+                            _close_pair(top, total, top_1, total_1, numbers, c)
+                        if some:
+                            _replace(decided, c)
+
+    return floored_rows

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inlined_kernel, kernel
 
 __all__ = [
     "INF",
@@ -14,6 +14,7 @@ __all__ = [
     "WIDE_WIDTH",
     "WIDTH",
     "higher",
+    "lower",
     "power_of_two",
     "sign_and_magnitude",
     "sum_32",
@@ -35,10 +36,16 @@ WIDE_WIDTH = 128
 # Casts such as np.int32(a + b) are not decoration: Numba would widen the sum to 64 bits and so halve the lanes.
 
 
-@kernel
+@inlined_kernel
 def higher(a: Any, b: Any) -> Any:
     """Return the larger of two numbers of one type."""
     return a if a > b else b
+
+
+@inlined_kernel
+def lower(a: Any, b: Any) -> Any:
+    """Return the smaller of two numbers of one type."""
+    return a if a < b else b
 
 
 @kernel

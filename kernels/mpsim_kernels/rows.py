@@ -150,10 +150,10 @@ def attention_weights(
 
     A score is ``x * scale + bias``, or -inf where it is not allowed. The matrices ``bias`` and ``allowed`` repeat
     until they have as many rows as there are scores; ``x`` begins with the ``first`` of these. Without rows they do
-    nothing. Where ``divided`` holds, the weights are divided by their sum. ``out`` may be ``x``.
+    nothing. Where ``divided`` holds, the weights are divided by their sum.
     """
     F = x.dtype.type
-    scores = np.empty(x.shape[1], x.dtype)  # apart from ``out``, or the loops would not be vectorised
+    scores = np.empty(x.shape[1], x.dtype)
     for r in range(x.shape[0]):
         products, row = x[r], out[r]
         for i in range(row.size):

@@ -65,18 +65,19 @@ def softmax_backward(g: Array, y: Array) -> Array:
 def attention_weights(
     scores: Array, scale: float, bias: Array | None, allowed: NDArray[np.bool_] | None, divided: bool
 ) -> Statistics:
-    """Return the weights of attention, in place of the products of queries and keys, and each row's sum.
+    """Return the weights of attention, from the products of queries and keys, and each row's sum.
 
     See `mpsim_kernels.rows.attention_weights`.
     """
     shape = np.broadcast_shapes(*(x.shape for x in (scores, bias, allowed) if x is not None))
-    out = _matrix(scores if scores.shape == shape else np.broadcast_to(scores, shape))
+    rows = _matrix(scores if scores.shape == shape else np.broadcast_to(scores, shape))
+    out = np.empty_like(rows)
     F = scores.dtype.type
-    totals = np.empty((out.shape[0],), scores.dtype)
+    totals = np.empty(out.shape[0], scores.dtype)
     terms, mask = _repeated(bias, shape, scores.dtype), _repeated(allowed, shape, np.dtype(np.bool_))
 
     def task(part: slice) -> None:
-        kernels.attention_weights(out[part], part.start, F(scale), terms, mask, divided, out[part], totals[part])
+        kernels.attention_weights(rows[part], part.start, F(scale), terms, mask, divided, out[part], totals[part])
 
     _by_rows(task, out.shape)
     return out.reshape(shape), totals.reshape(*shape[:-1], 1)

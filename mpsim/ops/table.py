@@ -69,7 +69,7 @@ class Site(Protocol):
     """One operation whose operands a recipe scales and quantises; the FP8 recipes of `amp.recipes` bring it."""
 
     def matmul(self, call: Call, a: Array, b: Array, product: Product, roles: Roles) -> Array:
-        """Return ``a @ b`` in FP32."""
+        """Return ``a @ b`` in FP32, an array that the caller may overwrite."""
 
     def free(self) -> None:
         """Let go of arrays that a second backward pass would need."""
