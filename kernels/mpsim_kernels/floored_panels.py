@@ -213,6 +213,38 @@ def _close_pair(top: Any, total: Any, top_1: Any, total_1: Any, n: FlooredNumber
 
 
 @inlined_kernel
+def _sum_products(
+    a: Any,
+    ea: Any,
+    b: Any,
+    eb: Any,
+    first: Any,
+    step: Any,
+    many: Any,
+    double: Any,
+    n: FlooredNumbers,
+    top: Any,
+    scale: Any,
+    total: Any,
+) -> None:
+    """Set ``top`` and ``total`` to exponent and sum of a block's products, every ``step``-th, ``many`` at a time."""
+    for j in range(top.size):
+        top[j] = np.int16(_NOTHING)
+        total[j] = np.int32(0)
+    for k in range(first, a.size, many * step):
+        if many == 8:
+            _raise_8(ea, eb, k, step, top)
+        else:
+            _raise_4(ea, eb, k, step, top)
+    _set_scale(top, n, double, scale)
+    for k in range(first, a.size, many * step):
+        if many == 8:
+            _add_8(a, b, k, step, scale, total)
+        else:
+            _add_4(a, b, k, step, scale, total)
+
+
+@inlined_kernel
 def _replace(decided: Any, acc: Any) -> None:
     """Replace accumulators by what is decided."""
     for j in range(acc.size):
@@ -241,34 +273,12 @@ def make_floored_rows(block_length: int, groups: int, double: bool, careful: boo
     results. ``numbers`` is a `FlooredNumbers`, and ``hints``, read only if ``careful``, a `floored_specials.Hints`.
     """
     many = 8 if block_length % (8 * groups) == 0 else 4
-    stride = many * groups
-
-    @kernel
-    def sum_products(
-        a: Any, ea: Any, b: Any, eb: Any, first: Any, n: FlooredNumbers, top: Any, scale: Any, total: Any
-    ) -> None:
-        """Set ``top`` and ``total`` to exponent and sum of a block's products, those of the group ``first``."""
-        for j in range(top.size):
-            top[j] = np.int16(_NOTHING)
-            total[j] = np.int32(0)
-        for k in range(first, block_length, stride):
-            if many == 8:
-                _raise_8(ea, eb, k, groups, top)
-            else:
-                _raise_4(ea, eb, k, groups, top)
-        _set_scale(top, n, double, scale)
-        for k in range(first, block_length, stride):
-            if many == 8:
-                _add_8(a, b, k, groups, scale, total)
-            else:
-                _add_4(a, b, k, groups, scale, total)
 
     @kernel
     def floored_rows(a: Any, ea: Any, b: Any, eb: Any, acc: Any, numbers: FlooredNumbers, hints: Hints) -> None:
         rows, k = a.shape
         panels, _, width = b.shape
-        top, top_1 = np.empty(width, np.int16), np.empty(width, np.int16)
-        total, total_1 = np.empty(width, np.int32), np.empty(width, np.int32)
+        tops, totals = np.empty((groups, width), np.int16), np.empty((groups, width), np.int32)
         scale, decided = np.empty(width, b.dtype), np.empty(width, np.float32)
         for panel in range(panels):
             columns = slice(panel * width, (panel + 1) * width)
@@ -281,12 +291,12 @@ def make_floored_rows(block_length: int, groups: int, double: bool, careful: boo
                         some = False
                         if careful:
                             some = decide(aa, ax, bb, c, hints, i, start, panel, decided)
-                        sum_products(aa, ax, bb, bx, 0, numbers, top, scale, total)
+                        for g in range(groups):
+                            _sum_products(aa, ax, bb, bx, g, groups, many, double, numbers, tops[g], scale, totals[g])
                         if groups == 1:
-                            _close(top, total, numbers, c)
+                            _close(tops[0], totals[0], numbers, c)
                         else:
-                            sum_products(aa, ax, bb, bx, 1, numbers, top_1, scale, total_1)
-                            _close_pair(top, total, top_1, total_1, numbers, c)
+                            _close_pair(tops[0], totals[0], tops[1], totals[1], numbers, c)
                         if some:
                             _replace(decided, c)
 
