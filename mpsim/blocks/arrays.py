@@ -18,7 +18,16 @@ from mpsim.formats import FP32, FloatFormat
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.blocks import multiply_scales
 
-__all__ = ["BlockArray", "Place", "dequantize", "element_values", "first_element", "float_value", "scale_values"]
+__all__ = [
+    "BlockArray",
+    "Place",
+    "dequantize",
+    "element_scales",
+    "element_values",
+    "first_element",
+    "float_value",
+    "scale_values",
+]
 
 _RANGE = 1 << 16  # elements worth a thread
 _CHUNK = 1 << 18  # elements whose products are held at a time
@@ -144,6 +153,20 @@ def dequantize(q: BlockArray, dtype: DTypeLike = np.float32, out: NDArray[Any] |
         )
         target[o, rows, columns] = tile_values.T
     return values
+
+
+def element_scales(q: BlockArray) -> NDArray[np.float64]:
+    """Return the scale of each element's block, without that of the tensor; shape of ``q``.
+
+    Examples
+    --------
+    >>> from mpsim.blocks import quantize
+    >>> element_scales(quantize([957.0, 100.0], "mxfp8_e4m3"))
+    array([2., 2.])
+    """
+    scales = scale_values(q.format.scale, 1.0)[q.scales]
+    spread = np.repeat(scales, q.format.length, axis=q.axis)
+    return spread[(*(slice(None),) * q.axis, slice(q.shape[q.axis]))]
 
 
 def _multiply_rows(
