@@ -236,5 +236,9 @@ def float_value(fmt: FloatFormat, code: int) -> float:
 
 def scale_values(scale: FloatFormat, tensor_scale: float) -> NDArray[np.float64]:
     """Return the value of every code of a scale, times the tensor's."""
-    values = [float_value(scale, code) if code < 1 << scale.bits else math.nan for code in range(256)]
-    return np.array(values) * tensor_scale
+    return _code_values(scale) * tensor_scale
+
+
+@functools.cache
+def _code_values(scale: FloatFormat) -> NDArray[np.float64]:
+    return np.array([float_value(scale, code) if code < 1 << scale.bits else math.nan for code in range(256)])

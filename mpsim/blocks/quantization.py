@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim._arrays import apart, as_source, output_array
 from mpsim.blocks._plans import element_bounds, plan_for, rule_for, tensor_scales
-from mpsim.blocks.arrays import BlockArray, Place, dequantize, first_element
+from mpsim.blocks.arrays import BlockArray, Place, dequantize, element_scales, first_element
 from mpsim.blocks.formats import BlockFormat, BlockFormatLike, IntElement, get_block_format
 from mpsim.blocks.rules import RuleLike
 from mpsim.counters import Counters
@@ -30,6 +30,7 @@ from mpsim_kernels.blocks import (
     scale_blocks,
     scale_elements,
 )
+from mpsim_kernels.floating_point import default_environment
 
 __all__ = ["BlockCounters", "quantize", "quotients", "round_to"]
 
@@ -226,6 +227,9 @@ def quotients(x: ArrayLike, q: BlockArray, scale_rule: RuleLike = None) -> NDArr
     f, source = q.format, as_source(x)
     if source.shape != q.shape:
         raise ValueError(f"x is {source.shape}, q is {q.shape}; q must be what x became")
+    if f.has_power_scales and source.dtype == np.float32:
+        with default_environment(), np.errstate(all="ignore"):
+            return source / element_scales(q)  # exact in float64
     source, scales = (np.ascontiguousarray(np.moveaxis(a, q.axis, -1)) for a in (source, q.scales))
     words: NDArray[Any] = source.reshape(-1).view(f"u{source.itemsize}")
     rule = rule_for(f, scale_rule)

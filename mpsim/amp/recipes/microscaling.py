@@ -116,12 +116,9 @@ class MXFP8Scaling(Recipe):
     def quantize(self, x: Array, role: str, axis: int, sight: Sight | None = None) -> BlockArray:
         """Return an operand in the format of its role, with blocks along K, its last axis (-1) or the one before."""
         fmt, sight, square = _MXFP8[self.format_of(role).name], sight or Sight(), role in self.square
-        counters = sight.counters(role, whole=square)
-        if square:
-            q = quantize_tiles(x, fmt, axis % 2, scale_rule=self.scale_rule, counters=counters)
-        else:
-            q = quantize(x, fmt, axis, self.scale_rule, counters=counters)
-        sight.quantized(x, q, self.scale_rule, counters, role)
+        rule = self.scale_rule
+        q = quantize_tiles(x, fmt, axis % 2, scale_rule=rule) if square else quantize(x, fmt, axis, rule)
+        sight.quantized(x, q, rule, role, square)
         return q
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:

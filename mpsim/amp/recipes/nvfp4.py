@@ -130,7 +130,7 @@ class NVFP4Scaling(Recipe):
             rng = dataclasses.replace(draws, bits=presets.RANDOM_BITS["nvidia"]["e2m1"])
             options |= {"rounding": "stochastic", "rng": rng}
         q = quantize_tiles(x, NVFP4, axis % 2, **options) if square else quantize(x, NVFP4, axis, **options)
-        sight.quantized(x, q, self.scale_rule, counters, role)
+        sight.quantized(x, q, self.scale_rule, role, square, counters)
         return q
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:

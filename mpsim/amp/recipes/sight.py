@@ -14,6 +14,7 @@ from mpsim.counters import Counters
 from mpsim.encoding import decode, encode
 from mpsim.formats import FP32, FloatFormat
 from mpsim.ops import Call, Operation, Product, Roles
+from mpsim.rounding import round_to
 from mpsim.scales import cast, times
 from mpsim.settings import Observer, Origin, settings
 from mpsim.tensor import Tensor
@@ -109,17 +110,44 @@ class Sight:
         """Return what is to count a quantisation into blocks; None where nobody looks on."""
         return None if self._observer(role, whole) is None else BlockCounters()
 
-    def quantized(self, x: Array, q: BlockArray, rule: RuleLike, counters: BlockCounters | None, role: str) -> None:
-        """Show what became of an array, of a product's operand, that was quantised into blocks under `counters`."""
-        observer, element = settings().observer, q.format.element
-        if observer is None or counters is None:
+    def quantized(
+        self,
+        x: Array,
+        q: BlockArray,
+        rule: RuleLike,
+        role: str,
+        whole: bool = False,
+        counters: BlockCounters | None = None,
+    ) -> None:
+        """Show a quantisation into blocks.
+
+        Parameters
+        ----------
+        x : float32 array
+        q : BlockArray
+            What it became.
+        rule : ScaleRule, ScaleRecipe or name
+            How scales were found, and elements divided by them.
+        role : str
+        whole : bool
+            As for `cast`.
+        counters : BlockCounters, optional
+            What the quantisation counted; unless given, elements were rounded to nearest, and are counted here.
+        """
+        observer, element = self._observer(role, whole), q.format.element
+        if observer is None:
             return
         assert isinstance(element, FloatFormat)
-        before, after, scales = quotients(x, q, rule), decode(q.codes, element), element_scales(q)
-        if counters.scales_underflowed:
-            _lose(scales, x, q, before, after, counters.elements)
+        before, scales = quotients(x, q, rule), element_scales(q)
+        if counters is None:
+            seen = Counters()
+            after = round_to(before, element, overflow="saturate", counters=seen)
+        else:
+            seen, after = counters.elements, decode(q.codes, element)
+            if counters.scales_underflowed:
+                _lose(scales, x, q, before, after, seen)
         tensor = np.broadcast_to(np.float32(q.tensor_scale), x.shape) if q.format.tensor_scale else None
-        self._show(observer, role, element, before, after, counters.elements, _BLOCK_CASTS, (x, scales, tensor))
+        self._show(observer, role, element, before, after, seen, _BLOCK_CASTS, (x, scales, tensor))
 
     def _observer(self, role: str, whole: bool) -> Observer | None:
         """Return who is to be shown a cast; None where nobody is."""
