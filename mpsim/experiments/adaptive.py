@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from mpsim import nn, optim
 from mpsim._version import __version__
 from mpsim.amp.adaptive import AdaptiveTraining, Controller
 from mpsim.amp.controllers import DiversitySwitch, DynamicLossScale, LayerScales, NoiseBudget, Phases
+from mpsim.amp.scale_rules import RULES
 from mpsim.experiments.checks import at_least, two_standard_errors
 from mpsim.experiments.registry import Claim, Progress, Table
 from mpsim.experiments.training import standardised
@@ -30,6 +31,8 @@ ItemT = TypeVar("ItemT")
 
 _SMALL = 2.0**-20
 _LADDER = ("e5m2", "fp16", "fp32")
+_IMPATIENT = replace(RULES["torch"], name="impatient", start=2.0**32, interval=10)
+"""Torch's rule from Megatron's start; torch's interval of 2000 steps is longer than the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Arm:
 ARMS: dict[str, Arm] = {
     "fp32": Arm(lambda: Phases([(0, "fp32")])),
     "fp16, small gradients": Arm(lambda: Phases([(0, "fp16")]), _SMALL),
-    "dynamic loss scale": Arm(DynamicLossScale, _SMALL),
+    "dynamic loss scale": Arm(lambda: DynamicLossScale(_IMPATIENT), _SMALL),
     "layer scales": Arm(lambda: LayerScales(loss_scale=64.0), _SMALL),
     "e5m2": Arm(lambda: Phases([(0, "e5m2")], loss_scale=256.0)),
     "phases": Arm(lambda: Phases([(0, "e5m2"), (60, "fp16")], loss_scale=256.0)),

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from pathlib import Path
@@ -102,7 +103,12 @@ def test_a_claim_fails_where_its_controller_does(changes: dict[str, Any], fails:
 
 
 def test_scales_are_those_that_the_controllers_chose(measured: dict[str, Measured]):
-    assert measured["dynamic loss scale"].scales == ((0, 65536.0),)
+    dynamic = measured["dynamic loss scale"]
+    changes = [(b[0] - a[0], b[1] / a[1]) for a, b in itertools.pairwise(dynamic.scales)]
+    assert dynamic.scales[0] == (0, 2.0**32)
+    assert {factor for _, factor in changes} == {2.0, 0.5}
+    assert all(steps == 10 for steps, factor in changes if factor == 2)
+    assert sum(factor == 0.5 for _, factor in changes) == dynamic.skipped > 0
     assert measured["e5m2"].scales == ((0, 256.0),)
     (first, start), *later = measured["layer scales"].scales
     assert (first, start) == (0, 64.0)
