@@ -70,7 +70,8 @@ class Record:
     Parameters
     ----------
     kinds : collection of str
-        Kinds of array to look at, of `KINDS`.
+        Kinds of array to look at, of `KINDS`. Operands, which only recipes cast, are apart from activations, weights
+        and gradients: their magnitudes have the recipe's scales on.
     histograms : bool
         Collect the magnitudes before rounding too.
     scaler : loss scaler, optional
