@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.counters import Counters
 from mpsim.formats import FloatFormat
 from mpsim.rounding import round_to
 from mpsim_kernels.floating_point import default_environment
@@ -24,6 +25,7 @@ __all__ = [
     "inverse_of",
     "power_below",
     "round_scaled",
+    "times",
     "torchao_scale",
 ]
 
@@ -90,10 +92,18 @@ RULES: dict[str, ScaleRule] = {"transformer-engine": current_scale, "torchao": t
 """Rules by the system whose arithmetic they are."""
 
 
-def cast(x: Array, scale: Array, fmt: FloatFormat) -> Array:
-    """Return ``x * scale``, rounded to float32 and then to ``fmt``, which saturates, infinities too."""
+def times(x: Array, scale: Array) -> Array:
+    """Return ``x * scale``, rounded to float32."""
     with default_environment(), np.errstate(all="ignore"):
-        return round_to(np.asarray(x * scale, np.float32), fmt, overflow="saturate")
+        return np.asarray(x * scale, np.float32)
+
+
+def cast(x: Array, scale: Array, fmt: FloatFormat, counters: Counters | None = None) -> Array:
+    """Return ``x * scale``, rounded to float32 and then to ``fmt``, which saturates, infinities too.
+
+    ``counters``, where given, count what the second rounding does.
+    """
+    return round_to(times(x, scale), fmt, overflow="saturate", counters=counters)
 
 
 def round_scaled(x: Array, fmt: FloatFormat) -> Array:

@@ -72,7 +72,8 @@ class Observer(Protocol):
 
     kinds: Collection[str]
     """Which kinds of array to show: ``"activation"``, ``"activation gradient"``, ``"weight"`` (a weight cast to
-    another format, or after an update), ``"weight gradient"``, ``"update"``."""
+    another format, or after an update), ``"weight gradient"``, ``"update"``; ``"operand"`` and ``"gradient operand"``
+    (what a recipe casts for a product)."""
     traces: bool
     """Whether to show whole backward passes, node by node."""
 

@@ -29,10 +29,12 @@ from mpsim.blocks import (
     ScaleRule,
     compare_rules,
     dequantize,
+    element_scales,
     get_block_format,
     inspect_block,
     quantization,
     quantize,
+    quotients,
 )
 from mpsim.formats import BF16, E4M3, E4M3FNUZ, E8M0, FP16, UE4M3, FloatFormat, Specials, get_format
 from mpsim.rounding import Counters
@@ -125,6 +127,39 @@ def check_rows(fmt: BlockFormat, x: np.ndarray, rule: Any, mode: str, overflow: 
 
 
 # Against the twin.
+
+
+@pytest.mark.parametrize(("fmt", "rule"), PAIRS, ids=pair_name)
+def test_quotients_are_what_elements_were_rounded_from(fmt: BlockFormat, rule: Any):
+    count = (60 if JIT else 10) // fmt.length + 4
+    x = critical_blocks(fmt, np.float32, count, seed=3)
+    q = quantize(x, fmt, -1, rule)
+    got, scales, tensor = quotients(x, q, rule), element_scales(q), Fraction(q.tensor_scale)
+    recipe = rule if isinstance(rule, ScaleRecipe) else None
+    for place, number in np.ndenumerate(x):
+        code = int(q.scales[place[0], place[1] // fmt.length])
+        scale = reference.scale_value(fmt, code)
+        if scale is None:
+            assert np.isnan(got[place])
+            assert np.isnan(scales[place])
+            continue
+        assert scales[place] == scale
+        want = reference.divided(recipe, abs(Fraction(float(number))), scale, tensor) if number else Fraction(0)
+        quotient = abs(float(got[place]))
+        assert np.signbit(got[place]) == np.signbit(number)
+        if want == reference.TINY:  # it vanished, and is only known not to be zero
+            assert 0 < quotient < 2.0**-500
+        elif Fraction(quotient) != want:  # more than 53 bits, rounded to odd
+            assert int(np.float64(quotient).view(np.uint64)) % 2 == 1
+            assert min(np.nextafter(quotient, 0), quotient) < want < np.nextafter(quotient, np.inf)
+    for axis in (0, 1):
+        turned = np.ascontiguousarray(x[:7, :9])
+        along = quantize(turned, fmt, axis, rule)
+        other = quantize(np.ascontiguousarray(turned.T), fmt, 1 - axis, rule)
+        assert_same_bits(quotients(turned, along, rule), np.ascontiguousarray(quotients(turned.T, other, rule).T))
+        assert_same_bits(element_scales(along), np.ascontiguousarray(element_scales(other).T))
+    with pytest.raises(ValueError, match=r"x is \(3,\), q is"):
+        quotients(np.zeros(3, np.float32), q, rule)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -3,6 +3,7 @@
 from mpsim.blocks.arrays import (
     BlockArray,
     dequantize,
+    element_scales,
 )
 from mpsim.blocks.formats import (
     BLOCK_CATALOGUE,
@@ -29,6 +30,7 @@ from mpsim.blocks.inspection import (
 from mpsim.blocks.quantization import (
     BlockCounters,
     quantize,
+    quotients,
     round_to,
 )
 from mpsim.blocks.rules import (
@@ -60,8 +62,10 @@ __all__ = [
     "ScaleRule",
     "compare_rules",
     "dequantize",
+    "element_scales",
     "get_block_format",
     "inspect_block",
     "quantize",
+    "quotients",
     "round_to",
 ]

@@ -18,7 +18,16 @@ from mpsim.formats import FP32, FloatFormat
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.blocks import multiply_scales
 
-__all__ = ["BlockArray", "Place", "dequantize", "element_values", "first_element", "float_value", "scale_values"]
+__all__ = [
+    "BlockArray",
+    "Place",
+    "dequantize",
+    "element_scales",
+    "element_values",
+    "first_element",
+    "float_value",
+    "scale_values",
+]
 
 _RANGE = 1 << 16  # elements worth a thread
 _CHUNK = 1 << 18  # elements whose products are held at a time
@@ -146,6 +155,20 @@ def dequantize(q: BlockArray, dtype: DTypeLike = np.float32, out: NDArray[Any] |
     return values
 
 
+def element_scales(q: BlockArray) -> NDArray[np.float64]:
+    """Return the scale of each element's block, without that of the tensor; shape of ``q``.
+
+    Examples
+    --------
+    >>> from mpsim.blocks import quantize
+    >>> element_scales(quantize([957.0, 100.0], "mxfp8_e4m3"))
+    array([2., 2.])
+    """
+    scales = scale_values(q.format.scale, 1.0)[q.scales]
+    spread = np.repeat(scales, q.format.length, axis=q.axis)
+    return spread[(*(slice(None),) * q.axis, slice(q.shape[q.axis]))]
+
+
 def _multiply_rows(
     codes: NDArray[Any],
     n: int,
@@ -213,5 +236,9 @@ def float_value(fmt: FloatFormat, code: int) -> float:
 
 def scale_values(scale: FloatFormat, tensor_scale: float) -> NDArray[np.float64]:
     """Return the value of every code of a scale, times the tensor's."""
-    values = [float_value(scale, code) if code < 1 << scale.bits else math.nan for code in range(256)]
-    return np.array(values) * tensor_scale
+    return _code_values(scale) * tensor_scale
+
+
+@functools.cache
+def _code_values(scale: FloatFormat) -> NDArray[np.float64]:
+    return np.array([float_value(scale, code) if code < 1 << scale.bits else math.nan for code in range(256)])

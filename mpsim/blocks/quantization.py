@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mpsim._arrays import apart, as_source, output_array
 from mpsim.blocks._plans import element_bounds, plan_for, rule_for, tensor_scales
-from mpsim.blocks.arrays import BlockArray, Place, dequantize, first_element
+from mpsim.blocks.arrays import BlockArray, Place, dequantize, element_scales, first_element
 from mpsim.blocks.formats import BlockFormat, BlockFormatLike, IntElement, get_block_format
 from mpsim.blocks.rules import RuleLike
 from mpsim.counters import Counters
@@ -30,8 +30,9 @@ from mpsim_kernels.blocks import (
     scale_blocks,
     scale_elements,
 )
+from mpsim_kernels.floating_point import default_environment
 
-__all__ = ["BlockCounters", "quantize", "round_to"]
+__all__ = ["BlockCounters", "quantize", "quotients", "round_to"]
 
 _RANGE = 1 << 16  # elements worth a thread
 _CHUNK = 1 << 18  # elements whose quotients are held at a time
@@ -198,6 +199,52 @@ def round_to(
     result = output_array(out, source.shape, source.dtype)
     q = quantize(source, fmt, axis, scale_rule, rounding, overflow, rng, counters, tensor_scale)
     return dequantize(q, source.dtype, result)
+
+
+def quotients(x: ArrayLike, q: BlockArray, scale_rule: RuleLike = None) -> NDArray[np.float64]:
+    """Return what the elements of a quantised array were rounded from.
+
+    Parameters
+    ----------
+    x : array_like of real numbers
+        What was quantised.
+    q : BlockArray
+        What `quantize` made of it.
+    scale_rule
+        As for `quantize`; a recipe says how elements are divided by scales.
+
+    Returns
+    -------
+    array, shape of ``x``
+        Quotients of more than 53 bits are rounded to odd; those of blocks with the NaN scale are NaN.
+
+    Examples
+    --------
+    >>> x = [957.0, 100.0]
+    >>> quotients(x, quantize(x, "mxfp8_e4m3"))
+    array([478.5,  50. ])
+    """
+    f, source = q.format, as_source(x)
+    if source.shape != q.shape:
+        raise ValueError(f"x is {source.shape}, q is {q.shape}; q must be what x became")
+    if f.has_power_scales and source.dtype == np.float32:
+        with default_environment(), np.errstate(all="ignore"):
+            return source / element_scales(q)  # exact in float64
+    source, scales = (np.ascontiguousarray(np.moveaxis(a, q.axis, -1)) for a in (source, q.scales))
+    words: NDArray[Any] = source.reshape(-1).view(f"u{source.itemsize}")
+    rule = rule_for(f, scale_rule)
+    plan = plan_for(
+        f, rule, Overflow.SATURATE, *tensor_scales(f, rule, q.tensor_scale if f.tensor_scale else None, words)
+    )
+    found = np.empty(words.size, np.uint64)
+    if words.size:
+        narrow, n, flat = words.itemsize == 4, source.shape[-1], scales.reshape(-1)
+        in_ranges(
+            lambda start, stop: scale_elements(words, narrow, n, start, stop, plan, flat, 0, found),
+            flat.size,
+            max(_RANGE // 8 // f.length, 1),
+        )
+    return np.ascontiguousarray(np.moveaxis(found.view(np.float64).reshape(source.shape), -1, q.axis))
 
 
 class _Job(NamedTuple):

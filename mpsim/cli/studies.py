@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 @app.command()
 def reproduce(
     experiment: Annotated[
-        str, typer.Argument(metavar="EXPERIMENT", help="The study: underflow, digits, language, copying or cartpole.")
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT", help="The study: underflow, digits, language, copying, cartpole or adaptive."
+        ),
     ],
     unit: Annotated[str | None, typer.Option(metavar="NAME", help="Matrix unit, as in mpsim units.")] = None,
     fmt: Annotated[str | None, typer.Option("--format", "-f", metavar="NAME", help="Low-precision format.")] = None,

@@ -61,7 +61,7 @@ class Result(Protocol):
         """Return everything as dictionaries, lists, strings and numbers."""
 
 
-_STUDIES = ("underflow", "digits", "language", "copying", "cartpole")
+_STUDIES = ("underflow", "digits", "language", "copying", "cartpole", "adaptive")
 
 
 def names() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from mpsim import units
 from mpsim._version import __version__
-from mpsim.experiments.checks import at_least
+from mpsim.experiments.checks import at_least, two_standard_errors
 from mpsim.experiments.registry import Claim, Progress, Table
 from mpsim.experiments.training import Arm, Measured, Schedule, standardised, train
 from mpsim.experiments.workers import finished_parts
@@ -321,8 +321,7 @@ def _claims(result: Result) -> Iterator[Claim]:
 
 def _margin(measured: Measured) -> float:
     """Return two standard errors of an accuracy; accuracies closer than that are not told apart."""
-    n, p = max(measured.tested, 1), measured.accuracy
-    return 2 * math.sqrt(max(p * (1 - p), 1 / n) / n)
+    return two_standard_errors(measured.accuracy, measured.tested)
 
 
 def _plain(x: Any) -> Any:

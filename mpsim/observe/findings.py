@@ -28,6 +28,9 @@ Array: TypeAlias = "NDArray[Any]"
 CAUSES = ("overflow", "nan", "flushed")
 """What can be the matter with a result."""
 
+_SCALED = ("activation gradient", "weight gradient", "operand", "gradient operand")
+"""Kinds of array that have a scale on them."""
+
 _WORDS = {"overflow": "overflowed", "nan": "became NaN", "flushed": "became zero"}
 
 
@@ -59,8 +62,9 @@ class Finding:
     loss_scale: float | None
     """Loss scale in force, where the record knows a scaler."""
     factor: float | None
-    """Power of two by which the loss scale must be multiplied: the smallest that flushes no more than the record
-    allows, or the largest that overflows nothing. None where no scale does both, and for what does not depend on it."""
+    """Power of two by which the loss scale, or the recipe's scale of an operand, must be multiplied: the smallest that
+    flushes no more than the record allows, or the largest that overflows nothing. None where no scale does both, and
+    for what does not depend on one."""
 
     @property
     def exact(self) -> Fraction | float:
@@ -69,12 +73,14 @@ class Finding:
 
     @property
     def saving_scale(self) -> float | None:
-        """The loss scale that would have saved the tensor; None where there is none or the scale is not known."""
-        return None if self.loss_scale is None or self.factor is None else self.loss_scale * self.factor
+        """The loss scale that would have saved the tensor; None where there is none, or it is not known, or another."""
+        if self.of_recipe or self.loss_scale is None or self.factor is None:
+            return None
+        return self.loss_scale * self.factor
 
     def __str__(self) -> str:
         place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
-        what = f"{self.kind} of {self.tensor}"
+        what = f"{self.kind} {self.tensor}" if self.of_recipe else f"{self.kind} of {self.tensor}"
         lines = [
             f"step {self.step}, {self.operation} in layer {self.layer or '(none)'}: {self.share:.3g} of the {what} "
             f"{_WORDS[self.cause]} in {self.format}",
@@ -93,16 +99,29 @@ class Finding:
         return 2 + -(-self.format.bits // 4)
 
     @property
+    def of_recipe(self) -> bool:
+        """Whether it was lost in a recipe's cast of an operand, under a scale of its own."""
+        return self.kind.endswith("operand")
+
+    @property
     def remedy(self) -> str:
-        """What the loss scale could have done about it, in words."""
+        """What the scale could have done about it, in words."""
+        if self.of_recipe:
+            if self.factor is None:
+                return "no scale of the recipe helps"
+            return f"a scale {self._times} that of the recipe would have saved it"
         if not self.kind.endswith("gradient"):
             return "no loss scale changes a forward pass: a wider format is needed here"
         if self.factor is None:
             return "no loss scale helps"
         scale = f"a loss scale of {self.saving_scale:g}, " if self.loss_scale is not None else "a loss scale "
-        times = f"{self.factor:g} times" if self.factor > 1 else f"1/{1 / self.factor:g} of"
         end = "that in force" if self.loss_scale is None else f"the {self.loss_scale:g} in force"
-        return f"{scale}{times} {end}, would have saved it"
+        return f"{scale}{self._times} {end}, would have saved it"
+
+    @property
+    def _times(self) -> str:
+        assert self.factor is not None
+        return f"{self.factor:g} times" if self.factor > 1 else f"1/{1 / self.factor:g} of"
 
 
 def _short(x: float) -> str:
@@ -142,7 +161,7 @@ def find(
         code=int(encode(after[index], entry.format)),
         operands=operands_of(origin, index, before.shape, entry.format),
         loss_scale=scale,
-        factor=_factor(cause, before, entry.format, flushed) if entry.kind.endswith("gradient") else None,
+        factor=_factor(cause, before, entry.format, flushed) if entry.kind in _SCALED else None,
     )
 
 

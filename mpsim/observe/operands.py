@@ -55,7 +55,7 @@ def operands_of(origin: Origin, index: Index, shape: tuple[int, ...], fmt: Float
     """
     named = list(known(origin, fmt))
     parts = _product(origin, index)
-    if parts is None and (origin.operation is None or origin.operation.name in _ELEMENTWISE):
+    if parts is None and (origin.operation is None or origin.operation.name.partition(" ")[0] in _ELEMENTWISE):
         parts = _elements(named, index, shape)
     if parts is None:
         parts = {name: array.reshape(-1) for name, array, _ in named}

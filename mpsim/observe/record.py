@@ -25,8 +25,9 @@ __all__ = ["KINDS", "Entry", "Record", "Scaler", "observe"]
 
 Array: TypeAlias = "NDArray[Any]"
 
-KINDS = ("activation", "activation gradient", "weight", "weight gradient", "update")
-"""Kinds of array that the engine and the optimizers show."""
+KINDS = ("activation", "activation gradient", "weight", "weight gradient", "update", "operand", "gradient operand")
+"""Kinds of array that the engine, the optimizers and the recipes show. Operands are what a recipe casts for a product,
+of the forward and of the backward pass, with its scales on: numbers as they are rounded."""
 
 
 class Scaler(Protocol):
@@ -45,11 +46,13 @@ class Entry:
     layer: str
     """Path of the module that made the tensor; of a parameter, its owner."""
     producer: str
-    """Operation that made the tensor; a gradient goes by the tensor that it belongs to. ``"leaf"`` for parameters."""
+    """Operation that made the tensor; a gradient goes by the tensor that it belongs to. ``"leaf"`` for parameters; for
+    operands the operation that they enter and their role, such as ``"linear input"``."""
     name: str
     """Dotted name of a parameter; empty for other tensors."""
     operation: str
-    """What computed the array, such as ``"linear"``, ``"relu backward"``, ``"accumulate"``, ``"step"``."""
+    """What computed the array, such as ``"linear"``, ``"relu backward"``, ``"accumulate"``, ``"step"``; of operands
+    ``"cast"``, ``"cast for the input gradient"``, ``"cast for the weight gradient"``."""
     format: FloatFormat
     counters: Counters = field(default_factory=Counters)
     histogram: Histogram = field(default_factory=Histogram)
@@ -67,7 +70,8 @@ class Record:
     Parameters
     ----------
     kinds : collection of str
-        Kinds of array to look at, of `KINDS`.
+        Kinds of array to look at, of `KINDS`. Operands, which only recipes cast, are apart from activations, weights
+        and gradients: their magnitudes have the recipe's scales on.
     histograms : bool
         Collect the magnitudes before rounding too.
     scaler : loss scaler, optional

@@ -37,7 +37,8 @@ class ZeroCauses:
     upstream: int = 0
     """Zero because of numbers that were lost earlier in the backward pass."""
     swamping: int = 0
-    """The exact result of the operands is not zero, that of the operation is: lost in alignment or in a partial sum."""
+    """The exact result of the operands is not zero, that of the operation is: lost in alignment or in a partial sum, or
+    where a recipe cast the operands; what that cast lost is the underflow of the kinds of operand."""
     mask: int = 0
     """Set to zero by an operation that selects, such as relu or dropout."""
     stagnation: int = 0

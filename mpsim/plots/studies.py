@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpsim.exact import floor_log2
-from mpsim.experiments import examples
+from mpsim.experiments import adaptive, examples
 from mpsim.experiments.underflow import LOSS_SCALING, MASTER_WEIGHTS, Result
 from mpsim.formats import FormatLike, get_format
 from mpsim.matmul import Step
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 __all__ = [
     "STUDIES",
     "accuracy_by_scale",
+    "adaptive_losses",
+    "adaptive_scales",
     "alignment",
     "gradient_histogram",
     "loss_curves",
     "loss_scale_curve",
+    "save_adaptive",
     "save_example",
     "save_underflow",
     "training_curves",
@@ -169,6 +172,44 @@ def save_example(result: examples.Result[Any], folder: Path) -> list[Path]:
     return paths
 
 
+def adaptive_losses(result: adaptive.Result, ax: Axes | None = None) -> Axes:
+    """Draw the training loss of each controller, as means over ten steps."""
+    ax = axes(ax)
+    for i, m in enumerate(result.measured):
+        whole = len(m.losses) // 10 * 10
+        means = np.asarray(m.losses[:whole]).reshape(-1, 10).mean(axis=1)
+        ax.plot(10 * np.arange(means.size) + 5, means, ("-", "--")[i % 2], color=LINES[i % len(LINES)], label=m.arm)
+    ax.set_xlabel("training step")
+    ax.set_ylabel("training loss")
+    ax.set_title("Formats, units and scales that are decided step by step")
+    legend(ax, "best")
+    return ax
+
+
+def adaptive_scales(result: adaptive.Result, ax: Axes | None = None) -> Axes:
+    """Draw the scale on the first layer's gradients, step by step, where a controller changed it."""
+    ax = axes(ax)
+    for i, m in enumerate(m for m in result.measured if len(m.scales) > 1 or m.arm == "dynamic loss scale"):
+        steps, scales = zip(*m.scales, strict=True)
+        drawn = (*steps, len(m.losses)), (*scales, scales[-1])
+        ax.step(*drawn, where="post", color=LINES[i % len(LINES)], label=m.arm)
+        ax.set_yscale("log", base=2)
+    ax.set_xlabel("training step")
+    ax.set_ylabel("scale on the first layer's gradients")
+    ax.set_title("Scales of the loss times those of layers")
+    legend(ax, "best")
+    return ax
+
+
+def save_adaptive(result: adaptive.Result, folder: Path) -> list[Path]:
+    """Write the figures of the study of adaptive precision as PNG files and return their paths."""
+    paths = []
+    for name, ax in (("losses", adaptive_losses(result)), ("scales", adaptive_scales(result))):
+        paths.append(folder / f"{name}.png")
+        ax.figure.savefig(paths[-1], dpi=150)  # type: ignore[union-attr]
+    return paths
+
+
 def alignment(step: Step, ax: Axes | None = None) -> Axes:
     """Draw the bits of each term of a dot product where they lie, and which of them alignment cuts off.
 
@@ -226,6 +267,7 @@ def save_underflow(result: Result, folder: Path) -> list[Path]:
 
 STUDIES: dict[str, Callable[[Any, Path], list[Path]]] = {
     "underflow": save_underflow,
+    "adaptive": save_adaptive,
     **dict.fromkeys(("digits", "language", "copying", "cartpole"), save_example),
 }
 """For each study, what draws its figures into a folder."""

@@ -8,10 +8,11 @@ import numpy as np
 
 from mpsim.amp.recipes.base import BACKWARD, Array, Recipe, refuse_attention
 from mpsim.amp.recipes.operands import PROMOTION, Scaled, row_for
+from mpsim.amp.recipes.sight import Sight
 from mpsim.amp.recipes.site import RecipeSite
 from mpsim.matmul import matmul
 from mpsim.ops import Product, Roles
-from mpsim.scales import amax_of, cast, current_scale, inverse_of, power_below
+from mpsim.scales import amax_of, current_scale, inverse_of, power_below
 from mpsim_kernels.floating_point import default_environment
 
 __all__ = ["BlockScaling"]
@@ -55,14 +56,16 @@ class BlockScaling(Recipe):
             raise ValueError(f"split is {self.split}; with a scale for every 128 elements all products are split")
         refuse_attention(self, "scales by blocks are", "CurrentScaling")
 
-    def quantize(self, x: Array, role: str) -> Scaled:
+    def quantize(self, x: Array, role: str, sight: Sight | None = None) -> Scaled:
         """Return a matrix [M, K] in the format of its role, with scales [M or M/128, K/128]."""
         fmt = self.format_of(role)
         rows = _SIDE if role in self.square else 1
         tiles = _tiled(x, rows)
         scale, inverse = self._scales(amax_of(tiles, (1, 3)), fmt.max_finite)
-        values = cast(tiles, scale, fmt).reshape(tiles.shape[0] * rows, tiles.shape[2] * _SIDE)
-        return Scaled(values[: x.shape[0], : x.shape[1]], fmt, inverse[:, 0, :, 0])
+        spread = np.broadcast_to(scale, tiles.shape).reshape(tiles.shape[0] * rows, tiles.shape[2] * _SIDE)
+        own = spread[: x.shape[0], : x.shape[1]]
+        values = (sight or Sight()).cast(x, own, fmt, role, whole=role in self.square)
+        return Scaled(values, fmt, inverse[:, 0, :, 0])
 
     def _scales(self, amax: Array, largest: float) -> tuple[Array, Array]:
         """Return the scales, and the factors that undo them."""
@@ -76,12 +79,7 @@ class BlockScaling(Recipe):
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:
         """Return ``a @ b`` in FP32; see `Recipe.multiply`."""
-        k = a.shape[1]
-        if k <= _SIDE:
-            # One more block, of zeros, tells scales of one block from those of whole rows; it adds +0.
-            empty = _SIDE + 1 - k
-            a, b = np.pad(a, ((0, 0), (0, empty))), np.pad(b, ((0, empty), (0, 0)))
-        left, right = self.quantize(a, roles[0]), self.quantize(b.T, roles[1])
+        left, right = (_two_blocks(self.quantize(x, role, site.sight)) for x, role in zip((a, b.T), roles, strict=True))
         return matmul(
             left.values,
             right.values.T,
@@ -91,6 +89,18 @@ class BlockScaling(Recipe):
             scale_a=left.inverse,
             scale_b=right.inverse.T,
         )
+
+
+def _two_blocks(x: Scaled) -> Scaled:
+    """Return an operand with two blocks along K or more, which tells their scales from those of whole rows.
+
+    A block of zeros adds +0.
+    """
+    empty = _SIDE + 1 - x.values.shape[1]
+    if empty <= 0:
+        return x
+    inverse = np.pad(x.inverse, ((0, 0), (0, 2 - x.inverse.shape[1])), constant_values=1)
+    return Scaled(np.pad(x.values, ((0, 0), (0, empty))), x.format, inverse)
 
 
 def _tiled(x: Array, rows: int) -> Array:

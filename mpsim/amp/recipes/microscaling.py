@@ -10,8 +10,9 @@ import numpy as np
 
 from mpsim import units
 from mpsim.amp.recipes.base import Array, Recipe
+from mpsim.amp.recipes.sight import Sight
 from mpsim.amp.recipes.site import RecipeSite
-from mpsim.blocks import MXFP8_E4M3, MXFP8_E5M2, BlockArray, BlockFormat, ScaleRule, dequantize, quantize
+from mpsim.blocks import MXFP8_E4M3, MXFP8_E5M2, BlockArray, BlockCounters, BlockFormat, ScaleRule, dequantize, quantize
 from mpsim.formats import FP32, get_format
 from mpsim.matmul import matmul
 from mpsim.ops import Product, Roles
@@ -43,7 +44,9 @@ def require_one_chain(recipe: Recipe) -> None:
         raise ValueError(f"split is {recipe.split}; with scales in the instruction every product is one chain: ()")
 
 
-def quantize_tiles(x: Array, fmt: BlockFormat, axis: int, **options: Any) -> BlockArray:
+def quantize_tiles(
+    x: Array, fmt: BlockFormat, axis: int, *, counters: BlockCounters | None = None, **options: Any
+) -> BlockArray:
     """Return a matrix whose square tiles, of the block's length on each side, share a scale.
 
     Parameters
@@ -52,18 +55,28 @@ def quantize_tiles(x: Array, fmt: BlockFormat, axis: int, **options: Any) -> Blo
     fmt : BlockFormat
     axis : {0, 1}
         Along which the scales are laid out: each is there once for every block along that axis.
+    counters : BlockCounters, optional
+        Counts what became of the elements; a tile counts as one block.
     **options
         As for `blocks.quantize`.
     """
     if axis == 0:
-        q = quantize_tiles(x.T, fmt, 1, **options)
+        q = quantize_tiles(x.T, fmt, 1, counters=counters, **options)
         codes, scales = np.ascontiguousarray(q.codes.T), np.ascontiguousarray(q.scales.T)
         return dataclasses.replace(q, codes=codes, scales=scales, axis=0)
     (m, n), side = x.shape, fmt.length
     full = np.pad(x, ((0, -m % side), (0, -n % side)))
     grid = full.shape[0] // side, side, full.shape[1] // side, side
     tiles = full.reshape(grid).swapaxes(1, 2).reshape(grid[0], grid[2], side * side)
-    q = quantize(tiles, dataclasses.replace(fmt, length=side * side), **options)
+    q = quantize(tiles, dataclasses.replace(fmt, length=side * side), counters=counters, **options)
+    if counters is not None:
+        # What fills up the last tiles counts as zeros, or NaNs where its tile is NaN.
+        filling = np.pad(np.zeros((m, n), np.bool_), ((0, -m % side), (0, -n % side)), constant_values=True)
+        spoilt = (q.scales == fmt.scale.nan_code).repeat(side, axis=0)[:, :, 0].repeat(side, axis=1)
+        nans = int(np.count_nonzero(filling & spoilt))
+        counters.elements.elements -= full.size - m * n
+        counters.elements.nans -= nans
+        counters.elements.zeros -= full.size - m * n - nans
     codes = q.codes.reshape(grid[0], grid[2], side, side).swapaxes(1, 2).reshape(full.shape)
     scales = np.repeat(q.scales[:, :, 0], side, axis=0)[:m]
     return BlockArray(
@@ -100,13 +113,15 @@ class MXFP8Scaling(Recipe):
         for a, b in self.pairs:
             block_row(unit, _MXFP8[a.name], _MXFP8[b.name])
 
-    def quantize(self, x: Array, role: str, axis: int) -> BlockArray:
+    def quantize(self, x: Array, role: str, axis: int, sight: Sight | None = None) -> BlockArray:
         """Return an operand in the format of its role, with blocks along K, its last axis (-1) or the one before."""
-        fmt = _MXFP8[self.format_of(role).name]
-        if role in self.square:
-            return quantize_tiles(x, fmt, axis % 2, scale_rule=self.scale_rule)
-        return quantize(x, fmt, axis, self.scale_rule)
+        fmt, sight, square = _MXFP8[self.format_of(role).name], sight or Sight(), role in self.square
+        rule = self.scale_rule
+        q = quantize_tiles(x, fmt, axis % 2, scale_rule=rule) if square else quantize(x, fmt, axis, rule)
+        sight.quantized(x, q, rule, role, square)
+        return q
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:
         """Return ``a @ b`` in FP32; see `Recipe.multiply`."""
-        return multiply_blocks(self.quantize(a, roles[0], -1), self.quantize(b, roles[1], -2), site.unit)
+        left, right = self.quantize(a, roles[0], -1, site.sight), self.quantize(b, roles[1], -2, site.sight)
+        return multiply_blocks(left, right, site.unit)

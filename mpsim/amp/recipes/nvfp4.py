@@ -11,6 +11,7 @@ import numpy as np
 from mpsim import presets, units
 from mpsim.amp.recipes.base import BACKWARD, Array, Recipe, refuse_attention
 from mpsim.amp.recipes.microscaling import block_row, multiply_blocks, quantize_tiles, require_one_chain
+from mpsim.amp.recipes.sight import Sight
 from mpsim.amp.recipes.site import RecipeSite
 from mpsim.blocks import NVFP4, BlockArray, quantize
 from mpsim.formats import BF16, E2M1, get_format
@@ -117,16 +118,20 @@ class NVFP4Scaling(Recipe):
         if self.transform:
             units.get(unit, inputs=BF16)
 
-    def quantize(self, x: Array, role: str, axis: int, draws: Draws | None = None) -> BlockArray:
+    def quantize(
+        self, x: Array, role: str, axis: int, draws: Draws | None = None, sight: Sight | None = None
+    ) -> BlockArray:
         """Return a matrix in NVFP4, with blocks along K, its last axis (-1) or the one before."""
-        options: dict[str, Any] = {"scale_rule": self.scale_rule}
+        sight, square = sight or Sight(), role in self.square
+        counters = sight.counters(role, whole=square)
+        options: dict[str, Any] = {"scale_rule": self.scale_rule, "counters": counters}
         if self.stochastic and role == "gradient":
             draws = draws or Draws()
             rng = dataclasses.replace(draws, bits=presets.RANDOM_BITS["nvidia"]["e2m1"])
             options |= {"rounding": "stochastic", "rng": rng}
-        if role in self.square:
-            return quantize_tiles(x, NVFP4, axis % 2, **options)
-        return quantize(x, NVFP4, axis, **options)
+        q = quantize_tiles(x, NVFP4, axis % 2, **options) if square else quantize(x, NVFP4, axis, **options)
+        sight.quantized(x, q, self.scale_rule, role, square, counters)
+        return q
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:
         """Return ``a @ b`` in FP32; see `Recipe.multiply`."""
@@ -136,4 +141,5 @@ class NVFP4Scaling(Recipe):
             if self.transform:
                 a = hadamard_transform(a, site.unit, self.signs)
                 b = hadamard_transform(b.T, site.unit, self.signs).T
-        return multiply_blocks(self.quantize(a, roles[0], -1, draws), self.quantize(b, roles[1], -2), site.unit)
+        left = self.quantize(a, roles[0], -1, draws, site.sight)
+        return multiply_blocks(left, self.quantize(b, roles[1], -2, sight=site.sight), site.unit)

@@ -7,10 +7,11 @@ from typing import Any
 
 from mpsim.amp.autocast import autocast
 from mpsim.amp.recipes.catalogue import RecipeLike, get_recipe
+from mpsim.amp.recipes.sight import Sight
 from mpsim.amp.recipes.site import LayerState, RecipeSite, layer_state
 from mpsim.formats import FP32, FP64, FormatLike, get_format
 from mpsim.stochastic import Draws
-from mpsim.tensor import Tensor, is_grad_enabled, using
+from mpsim.tensor import Tensor, is_grad_enabled, settings, using
 from mpsim.units import NATIVE, UnitLike
 
 __all__ = ["fp8_autocast"]
@@ -110,7 +111,7 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
             return None
         if operation == "linear":
             self._latest, self._attentions = inputs[1], 0
-            return self._site(inputs[1], "linear", inputs[1])
+            return self._site(operation, inputs[1], "linear", inputs[1])
         if operation == "scaled_dot_product_attention" and self.recipe.attention:
             self._attentions += 1
             if self._latest is None:
@@ -119,11 +120,11 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
                         "fp8_autocast: attention comes before every linear layer of the region; what the recipe "
                         "remembers stays with the weight of the layer before: let that run in the region too"
                     )
-                return self._site(None, "attention", None)
-            return self._site(self._latest, f"attention-{self._attentions}", None)
+                return self._site(operation, None, "attention", None)
+            return self._site(operation, self._latest, f"attention-{self._attentions}", None)
         return None
 
-    def _site(self, weight: Tensor | None, layer: str, operand: Tensor | None) -> RecipeSite:
+    def _site(self, operation: str, weight: Tensor | None, layer: str, operand: Tensor | None) -> RecipeSite:
         if self.recipe.remembers and weight is not None and not weight.is_leaf:
             raise ValueError(
                 f"fp8_autocast: the weight of a linear layer, of shape {weight.shape}, was made by an operation; what "
@@ -145,4 +146,5 @@ class fp8_autocast(contextlib.ContextDecorator):  # noqa: N801 - Transformer Eng
             None if operand is None else operand.data,
             recording,
             Draws(seed=self.draws.seed, stream=stream),
+            sight=Sight(settings().layer, operation, operand),
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mpsim.amp.recipes.sight import Sight
 from mpsim.nn import Module
 from mpsim.ops import Call, Product, Roles
 from mpsim.stochastic import Draws
@@ -78,6 +79,8 @@ class RecipeSite:
     """Random numbers of the first product that needs some; the next stream is that of the second."""
     scales: dict[str, np.float32] = field(default_factory=dict)
     """Scales of roles that were cast already, which the backward pass uses again."""
+    sight: Sight = field(default_factory=Sight)
+    """Casts operands, and shows that to an observer."""
 
     @classmethod
     def alone(cls, unit: UnitLike = "native") -> RecipeSite:
@@ -86,7 +89,7 @@ class RecipeSite:
 
     def free(self) -> None:
         """Let go of the weight."""
-        self.weight = None
+        self.weight = self.sight.parameter = None
 
     def matmul(self, call: Call, a: Array, b: Array, product: Product, roles: Roles) -> Array:
         """Return ``a @ b`` in FP32."""
@@ -95,6 +98,7 @@ class RecipeSite:
             return call.unscaled(a, b, product)
         if roles[1] == "weight" and self.weight is not None:
             b = self.weight.T if product == "forward" else self.weight
+        self.sight.begin(product, roles)
         if b.ndim > 2 or a.ndim == 2:
             return self.recipe.multiply(a, b, product, roles, self)
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])

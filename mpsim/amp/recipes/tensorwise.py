@@ -9,10 +9,11 @@ import numpy as np
 
 from mpsim.amp.recipes.base import BACKWARD, Array, Recipe, named, refuse_attention
 from mpsim.amp.recipes.operands import Scaled, multiply
+from mpsim.amp.recipes.sight import Sight
 from mpsim.amp.recipes.site import RecipeSite
 from mpsim.formats import FloatFormat, get_format
 from mpsim.ops import Product, Roles
-from mpsim.scales import RULES, amax_of, cast, inverse_of, power_below
+from mpsim.scales import RULES, amax_of, inverse_of, power_below
 from mpsim_kernels.floating_point import default_environment
 
 __all__ = ["CurrentScaling", "RowwiseScaling", "TensorScaling"]
@@ -29,7 +30,7 @@ class TensorScaling(Recipe):
     def quantize(self, x: Array, role: str, site: RecipeSite) -> Scaled:
         """Return a tensor in the format of its role."""
         scale, fmt = self.scale_of(x, role, site), self.format_of(role)
-        return Scaled(cast(x, scale, fmt), fmt, inverse_of(scale))
+        return Scaled(site.sight.cast(x, scale, fmt, role, whole=True), fmt, inverse_of(scale))
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:
         """Return ``a @ b`` in FP32; see `Recipe.multiply`."""
@@ -92,7 +93,7 @@ class CurrentScaling(TensorScaling):
         fmt = get_format(self.gradient_of_weight)
         scale = self._scale(y, "weight gradient", fmt, site)
         with default_environment(), np.errstate(all="ignore"):
-            return np.asarray(cast(y, scale, fmt) * inverse_of(scale))
+            return np.asarray(site.sight.cast(y, scale, fmt, "weight gradient") * inverse_of(scale))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,19 +113,19 @@ class RowwiseScaling(Recipe):
         super().__post_init__()
         refuse_attention(self, "scales by rows are", "CurrentScaling")
 
-    def quantize(self, x: Array, role: str, axis: int | None) -> Scaled:
+    def quantize(self, x: Array, role: str, axis: int | None, sight: Sight | None = None) -> Scaled:
         """Return a matrix in the format of its role, with scales from the amax along an axis, or of all of it."""
         fmt = self.format_of(role)
         scale = RULES["torchao"](amax_of(x, axis), fmt.max_finite)
         scale = power_below(scale) if self.power_of_two else scale
-        return Scaled(cast(x, scale, fmt), fmt, inverse_of(scale))
+        return Scaled((sight or Sight()).cast(x, scale, fmt, role), fmt, inverse_of(scale))
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:
         """Return ``a @ b`` in FP32; see `Recipe.multiply`."""
-        left = self.quantize(a, roles[0], -1)
+        left = self.quantize(a, roles[0], -1, site.sight)
         if self.tensorwise_weight and product == BACKWARD[0]:
-            one = self.quantize(b, roles[1], None)
+            one = self.quantize(b, roles[1], None, site.sight)
             right = Scaled(one.values, one.format, np.full((1, b.shape[1]), one.inverse))
         else:
-            right = self.quantize(b, roles[1], -2)
+            right = self.quantize(b, roles[1], -2, site.sight)
         return multiply(left, right, site.unit, product in self.split)

@@ -179,7 +179,7 @@ class Watched(CurrentScaling):
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:
         y = super().multiply(a, b, product, roles, site)
-        self.seen.append((product, roles, a, b, y))
+        self.seen.append((product, roles, a, b, y.copy()))  # attention goes on in the same memory
         return y
 
 
