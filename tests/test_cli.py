@@ -298,7 +298,7 @@ def test_every_number_in_every_format_can_be_shown(capsys: pytest.CaptureFixture
         (["reproduce", "underflow", "--unit", "v10"], "v100"),
         (["reproduce", "underflow", "--format", "fp17"], "fp16"),
         (["reproduce", "underflow", "--seed", "x"], "--seed"),
-        (["reproduce", "digits", "--unit", "v100"], "digits has no setting 'unit'; it has seed"),
+        (["reproduce", "digits", "--unit", "v100"], "digits: setting is 'unit': it must be one of seed"),
         (["bench", "train", "--model", "cnn"], "mlp, transformer"),
         (["reproduce", "underflow", "--seed", "-1"], "must not be negative"),
     ],

@@ -19,6 +19,7 @@ from mpsim.experiments.checks import at_least
 from mpsim.experiments.registry import Table
 from mpsim.experiments.training import standardised
 from mpsim.formats import get_format
+from mpsim.modes import unknown
 
 __all__ = ["ARMS", "Arm", "Config", "Measured", "Result", "run"]
 
@@ -68,7 +69,7 @@ class Config:
         at_least(self, seed=0, epochs=1, batch_size=1, hidden=1, lr=0)
         for name in self.arms:
             if name not in ARMS:
-                raise ValueError(f"arms has {name!r}; each must be one of {', '.join(ARMS)}")
+                raise unknown("one of arms", name, ARMS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from mpsim.hardware.devices import FP8, RESULTS, codes_on, float32_products, sca
 from mpsim.hardware.host import processor
 from mpsim.hardware.recorded_designs import designs
 from mpsim.hardware.recordings import RecordedSet, Recording, unit_of
+from mpsim.modes import unknown
 
 __all__ = ["INPUTS", "record_torch"]
 
@@ -77,8 +78,9 @@ def record_torch(
     ValueError
         torch is not installed, has no such device, or nothing could be recorded.
     """
-    if unknown := [name for name in inputs if name not in INPUTS]:
-        raise ValueError(f"inputs has {', '.join(unknown)}; there are {', '.join(INPUTS)}")
+    for fmt in inputs:
+        if fmt not in INPUTS:
+            raise unknown("one of inputs", fmt, INPUTS)
     torch = torch_on(device)
     name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
     sets: list[RecordedSet] = []

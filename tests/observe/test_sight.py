@@ -179,7 +179,7 @@ def test_a_row_of_a_backward_product_is_told_with_its_codes():
 
 
 def test_questions_that_make_no_sense_are_errors():
-    with pytest.raises(ValueError, match="cause is 'inf'; it must be one of overflow, nan, flushed"):
+    with pytest.raises(ValueError, match="cause is 'inf': it must be one of overflow, nan, flushed"):
         Record().first_bad("inf")
     with pytest.raises(ValueError, match="flushed is 2; a share"):
         Record(flushed=2)
