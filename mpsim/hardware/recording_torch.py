@@ -19,8 +19,8 @@ from mpsim.encoding import encode
 from mpsim.formats import get_format
 from mpsim.hardware import recording_mma
 from mpsim.hardware.devices import FP8, RESULTS, codes_on, float32_products, scaled_product, torch_on
+from mpsim.hardware.fixed_designs import fixed_designs
 from mpsim.hardware.host import processor
-from mpsim.hardware.recorded_designs import designs
 from mpsim.hardware.recordings import RecordedSet, Recording, unit_of
 from mpsim.modes import unknown
 
@@ -107,7 +107,7 @@ def record_torch(
             sets=tuple(sets),
             software=_software(torch, device),
             recorded=datetime.date.today().isoformat(),
-            note=f"seed {seed}; designs of mpsim.hardware.recorded_designs and random products",
+            note=f"seed {seed}; designs of mpsim.hardware.fixed_designs and random products",
         ),
         refused,
     )
@@ -173,7 +173,7 @@ def _recorded(torch: Any, way: _Way, fmt: str, device: str, unit: str | None, se
 def _operands(fmt: str, seed: int) -> list[tuple[str, _Codes, _Codes]]:
     """Return named operands [T, M, K] and [T, K, N], the same arrays whenever asked."""
     f = get_format(fmt)
-    left, right = designs(f, f)
+    left, right = fixed_designs(f, f)
     tiles = -(-len(left) // _TILE)
     rows, columns = (np.resize(x, (tiles, _TILE, x.shape[1])) for x in (left, right))
     rng = np.random.default_rng(seed)
