@@ -108,7 +108,7 @@ def backward(root: Node, seed: Array, retain_graph: bool) -> None:
         for i, (target, raw) in enumerate(zip(node.inputs, _gradients(node, grad), strict=True)):
             if target is None or raw is None:
                 continue
-            origin = None if observer is None else _origin(node, grad, i)
+            origin = None if observer is None else _origin(node, grad, i, raw)
             pending.add(target, raw, node.operation.exact_vjp, origin)
             uses[target] -= 1
             if not uses[target] and not isinstance(target, Node):
@@ -142,7 +142,7 @@ class _Pending:
         share = rounded(values, fmt, exact, kind, producer, origin)
 
         def added(earlier: Array) -> Array:
-            summed = None if origin is None else Origin(None, origin.layer, fmt, (earlier, share), target=target)
+            summed = None if origin is None else _sum_of(origin, fmt, earlier, share)
             return rounded(np.asarray(earlier + share), fmt, False, kind, "accumulate", summed)
 
         if isinstance(raw, Part):
@@ -158,10 +158,16 @@ class _Pending:
             self._own.add(target)
 
 
-def _origin(node: Node, grad: Array, position: int) -> Origin:
-    """Return how the gradient of an input of a node is computed."""
+def _origin(node: Node, grad: Array, position: int, raw: Array | Part) -> Origin:
+    """Return how the gradient of an input of a node, or a slice of it, is computed."""
     arrays, target = node.arrays, node.inputs[position]
-    return Origin(node.operation, node.layer, node.call.fmt, arrays, grad, node.format, position, target)
+    part = raw if isinstance(raw, Part) else None
+    return Origin(node.operation, node.layer, node.call.fmt, arrays, grad, node.format, position, target, part)
+
+
+def _sum_of(origin: Origin, fmt: FloatFormat, earlier: Array, share: Array) -> Origin:
+    """Return how shares of a gradient are added, one of them computed as ``origin`` says."""
+    return Origin(None, origin.layer, fmt, (earlier, share), target=origin.target, part=origin.part)
 
 
 def _gradients(node: Node, grad: Array) -> tuple[Array | Part | None, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from mpsim.modes import unknown
+
 __all__ = ["Counters"]
 
 
@@ -71,7 +73,7 @@ class Counters:
         """Return the count called ``event`` as a share of all elements; NaN when there were none."""
         names = [field.name for field in fields(self)]
         if event not in names:
-            raise ValueError(f"event is {event!r}; it must be one of {', '.join(names)}")
+            raise unknown("event", event, names)
         return float(getattr(self, event)) / self.elements if self.elements else float("nan")
 
     def clear(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import enum
 import functools
 import math
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from mpsim.modes import nearest
 
 __all__ = [
     "BF16",
@@ -452,7 +453,7 @@ def _parse(name: str) -> FloatFormat:
         return FloatFormat(name=name, p=m + 1, w=w, bias=(1 << w >> 1) - 1, source="IEEE 754 rules")
     if match := re.fullmatch(r"binary(\d{1,2})p(\d{1,2})([su])([ef])", name):
         return _p3109(name, int(match[1]), int(match[2]), match[3] == "s", match[4] == "e")
-    near = difflib.get_close_matches(name, _BY_NAME, n=4, cutoff=0.4) or ["fp16", "bf16", "e4m3", "e5m2"]
+    near = nearest(name, _BY_NAME) or ["fp16", "bf16", "e4m3", "e5m2"]
     raise ValueError(f"unknown format {name!r}; nearest: {', '.join(near)} (or 'e<w>m<m>', 'binary<K>p<P>se')")
 
 

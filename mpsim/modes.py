@@ -1,4 +1,4 @@
-"""Names of the choices that every rounding makes: the direction, and what becomes of overflow."""
+"""Choices by name: those that every rounding makes, and the error that explains an unknown name of any kind."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ import enum
 from collections.abc import Iterable
 from typing import Self
 
-__all__ = ["Choice", "NaN", "Overflow", "Rounding", "unknown"]
+__all__ = ["Choice", "NaN", "Overflow", "Rounding", "nearest", "unknown"]
+
+
+def nearest(name: object, known: Iterable[str], count: int = 4) -> list[str]:
+    """Return the names that are most like another one, the likest first; none where none is like it."""
+    return difflib.get_close_matches(str(name), list(known), n=count, cutoff=0.4)
 
 
 def unknown(argument: str, name: object, known: Iterable[str]) -> ValueError:
     """Return the error for a name that is none of those known: it has the nearest, and all of them."""
     names = [str(each) for each in known]
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+    near = nearest(name, names, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return ValueError(f"{argument} is {name!r}: {hint}it must be one of {', '.join(names)}")
 

@@ -6,11 +6,11 @@ another. The table says what was measured or documented, and where.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
 from mpsim.formats import FormatLike, get_format
+from mpsim.modes import unknown
 from mpsim.stochastic import Draws
 
 __all__ = ["CONVERSIONS", "RANDOM_BITS", "Implementation", "conversion", "draws"]
@@ -82,9 +82,7 @@ def conversion(name: str, fmt: FormatLike) -> dict[str, Any]:
     ['0x7f', '0x7e']
     """
     if name not in CONVERSIONS:
-        near = difflib.get_close_matches(name, CONVERSIONS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"unknown implementation {name!r}: {hint}there are {', '.join(CONVERSIONS)}")
+        raise unknown("conversion: name", name, CONVERSIONS)
     known, target = CONVERSIONS[name], get_format(fmt).name
     options = known.options.get(target, known.other)
     if options is None:
@@ -128,7 +126,7 @@ def draws(vendor: str, fmt: FormatLike, seed: int = 0, stream: int = 0) -> Draws
     13
     """
     if vendor not in RANDOM_BITS:
-        raise ValueError(f"unknown vendor {vendor!r}: there are {', '.join(RANDOM_BITS)}")
+        raise unknown("draws: vendor", vendor, RANDOM_BITS)
     name = get_format(fmt).name
     if name not in RANDOM_BITS[vendor]:
         raise ValueError(f"{vendor} does not round stochastically to {name}, only to {', '.join(RANDOM_BITS[vendor])}")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike
-from mpsim.ops import FP32_INSIDE, Inner, Operation, Site, UnitsLike
+from mpsim.ops import FP32_INSIDE, Inner, Operation, Part, Site, UnitsLike
 
 __all__ = [
     "Meter",
@@ -65,6 +65,8 @@ class Origin:
     """In a backward pass, the input whose gradient was computed."""
     target: Any = None
     """Tensor or node to which the array belongs: that of the gradient, or the tensor that was cast."""
+    part: Part | None = None
+    """Where the array is a slice of the target's gradient: which one."""
 
 
 class Observer(Protocol):

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.modes import unknown
 from mpsim_kernels.philox import philox_fill
 
 __all__ = ["SCHEMES", "Draws", "DrawsLike", "as_draws", "in_blocks"]
@@ -59,7 +60,7 @@ class Draws:
         if self.bits is not None and not 1 <= self.bits <= 31:
             raise ValueError(f"bits is {self.bits}; it must be from 1 to 31, or None for as many as there are")
         if self.scheme not in SCHEMES:
-            raise ValueError(f"scheme is {self.scheme!r}; it must be one of {', '.join(SCHEMES)}")
+            raise unknown("scheme", self.scheme, SCHEMES)
 
     def counted_bits(self, width: int) -> int:
         """Return how many bits of the dropped fraction are looked at, for words of ``width`` bits."""

@@ -45,7 +45,7 @@ def test_every_kind_of_arithmetic_and_of_operands_can_be_timed(unit: str, inputs
 
 
 def test_unknown_kinds_of_operands_are_named() -> None:
-    with pytest.raises(ValueError, match="data is 'zeros'; it must be one of normal, subnormal, special, spread"):
+    with pytest.raises(ValueError, match="data is 'zeros': it must be one of normal, subnormal, special, spread"):
         bench_matmul(data="zeros")  # type: ignore[arg-type]
 
 
@@ -70,7 +70,7 @@ def test_the_ratio_is_to_the_peers_time() -> None:
 
 
 def test_an_unknown_model_is_named() -> None:
-    with pytest.raises(ValueError, match="model is 'cnn'; it must be one of mlp, transformer"):
+    with pytest.raises(ValueError, match="model is 'cnn': it must be one of mlp, transformer"):
         bench_train(["cnn"])  # type: ignore[list-item]
 
 

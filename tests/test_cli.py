@@ -107,7 +107,7 @@ def test_units_are_all_listed_with_their_evidence(capsys: pytest.CaptureFixture[
 
 
 def test_every_family_of_units_is_explained() -> None:
-    assert set(_text._ARITHMETIC) == set(units.Family)
+    assert set(_text.units._ARITHMETIC) == set(units.Family)
 
 
 @pytest.mark.parametrize("arguments", [["formats"], ["units"], ["inspect", "0.1", "--all"]])
@@ -298,9 +298,9 @@ def test_every_number_in_every_format_can_be_shown(capsys: pytest.CaptureFixture
         (["reproduce", "underflow", "--unit", "v10"], "v100"),
         (["reproduce", "underflow", "--format", "fp17"], "fp16"),
         (["reproduce", "underflow", "--seed", "x"], "--seed"),
-        (["reproduce", "digits", "--unit", "v100"], "digits has no setting 'unit'; it has seed"),
+        (["reproduce", "digits", "--unit", "v100"], "digits: setting is 'unit': it must be one of seed"),
         (["bench", "train", "--model", "cnn"], "mlp, transformer"),
-        (["reproduce", "underflow", "--seed", "-1"], "must not be negative"),
+        (["reproduce", "underflow", "--seed", "-1"], "seed is -1; it must be at least 0"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_would_work(

@@ -38,10 +38,7 @@ class OpLists:
     def __post_init__(self) -> None:
         for operation, treatment in self.treatments.items():
             if treatment not in get_args(Treatment):
-                raise ValueError(
-                    f"ops gives {operation} the treatment {treatment!r}; "
-                    f"it must be one of {', '.join(get_args(Treatment))}"
-                )
+                raise unknown(f"ops: treatment of {operation}", treatment, get_args(Treatment))
 
     def of(self, operation: str) -> Treatment | None:
         """Return what becomes of an operation; None for one on no list."""

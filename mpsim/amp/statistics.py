@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim._noise import sqnr
 from mpsim.amp.layers import Forward, weight_of, wrapped
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike, get_format
@@ -82,22 +83,13 @@ def tensor_statistics(
     """Return the statistics of a tensor from its values before and after rounding."""
     exact = before.astype(np.float64)
     with np.errstate(all="ignore"):
-        signal, noise = float(np.sum(exact * exact)), float(np.sum((after - exact) ** 2))
+        signal = float(np.sum(exact * exact))
         norm = math.sqrt(signal) / scale if math.isfinite(signal) else math.inf
         largest = float(np.max(np.abs(exact), initial=0.0)) / scale
     exponents, counts = Histogram.of(before).occupied()
     seen = counts > 0
-    sqnr = _decibels(signal, noise)
-    lost, over = counters.share("underflows"), counters.share("overflows")
-    return TensorStatistics(before.shape, fmt, norm, largest, scale, lost, over, sqnr, exponents[seen], counts[seen])
-
-
-def _decibels(signal: float, noise: float) -> float:
-    if not (math.isfinite(signal) and math.isfinite(noise)):
-        return -math.inf
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+    noise, lost, over = sqnr(exact, after), counters.share("underflows"), counters.share("overflows")
+    return TensorStatistics(before.shape, fmt, norm, largest, scale, lost, over, noise, exponents[seen], counts[seen])
 
 
 def expected_noise(statistics: TensorStatistics, fmt: FormatLike) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 from typing import Any, Literal, Unpack
@@ -14,6 +13,7 @@ from mpsim.arithmetic._calls import Call, Options, arithmetic_format, as_words, 
 from mpsim.arithmetic._numbers import layout_for, target_for
 from mpsim.arithmetic.environment import NanRule, Settings
 from mpsim.formats import FloatFormat, FormatLike, Specials
+from mpsim.modes import unknown
 from mpsim_kernels import sums as kernels
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.arithmetic_fast import FAST, make_fast
@@ -157,9 +157,7 @@ def _formats(
 ) -> tuple[FloatFormat, FloatFormat]:
     """Return the formats of terms and sums, after checking how to add."""
     if order not in _ORDERS:
-        near = difflib.get_close_matches(str(order), _ORDERS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"{name}: order is {order!r}: {hint}it must be one of {', '.join(_ORDERS)}")
+        raise unknown(f"{name}: order", order, _ORDERS)
     if (order == "chunked") != (chunk is not None) or (chunk is not None and chunk < 1):
         raise ValueError(f"{name}: chunk is {chunk} and order {order!r}; 'chunked', and only that, needs a length >= 1")
     g = arithmetic_format(fmt)

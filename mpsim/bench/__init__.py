@@ -1,6 +1,6 @@
 """How fast the emulation is, beside peers timed in the same run: NumPy's matmul, a copy, other casts, torch."""
 
-from mpsim.bench.matmul import DATA, EVERY_KIND, MatmulTiming, bench_matmul
+from mpsim.bench.matmul import DATA, EVERY_KIND, MatmulTiming, bench_matmul, data_kind
 from mpsim.bench.rounding import RoundingTiming, bench_rounding
 from mpsim.bench.train import MODELS, TrainTiming, bench_train, check_models
 
@@ -15,4 +15,5 @@ __all__ = [
     "bench_rounding",
     "bench_train",
     "check_models",
+    "data_kind",
 ]

@@ -14,11 +14,12 @@ from mpsim.blocks import BlockArray, BlockFormat, quantize
 from mpsim.encoding import decode
 from mpsim.formats import FP64, FloatFormat, get_format
 from mpsim.matmul import matmul
+from mpsim.modes import unknown
 from mpsim.rounding import round_to
 from mpsim.units import InputsLike, MatrixUnit, UnitLike
 from mpsim_kernels.gemm import thread_count
 
-__all__ = ["DATA", "EVERY_KIND", "MatmulTiming", "bench_matmul"]
+__all__ = ["DATA", "EVERY_KIND", "MatmulTiming", "bench_matmul", "data_kind"]
 
 Data = Literal["normal", "subnormal", "special", "spread"]
 DATA: tuple[Data, ...] = ("normal", "subnormal", "special", "spread")
@@ -102,6 +103,14 @@ class MatmulTiming:
         return self.seconds / self.numpy_seconds
 
 
+def data_kind(data: str) -> Data:
+    """Return the kind of operands that has a name; a ValueError lists them."""
+    for kind in DATA:
+        if kind == data:
+            return kind
+    raise unknown("data", data, DATA)
+
+
 def bench_matmul(
     sizes: Sequence[int | tuple[int, int, int]] = (256, 512, 1024),
     rows: Sequence[UnitLike | Row] = ("v100", "a100"),
@@ -140,8 +149,7 @@ def bench_matmul(
     the computer otherwise idle, and NumPy on as many threads (``OPENBLAS_NUM_THREADS``) as Numba
     (``NUMBA_NUM_THREADS``).
     """
-    if data not in DATA:
-        raise ValueError(f"data is {data!r}; it must be one of {', '.join(DATA)}")
+    data = data_kind(data)
     chosen: list[tuple[str, MatrixUnit]] = []
     for row in rows:
         if isinstance(row, MatrixUnit):

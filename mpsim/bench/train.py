@@ -16,6 +16,7 @@ from mpsim.bench import _torch_models as torch_models
 from mpsim.bench._memory import added_bytes
 from mpsim.bench._timing import module, seconds
 from mpsim.memory import track
+from mpsim.modes import unknown
 from mpsim.observe import observe
 from mpsim.tensor import Tensor
 from mpsim_kernels.gemm import thread_count
@@ -107,7 +108,7 @@ def check_models(models: Sequence[str]) -> None:
     """Raise a ValueError that names a model that there is not."""
     for model in models:
         if model not in MODELS:
-            raise ValueError(f"model is {model!r}; it must be one of {', '.join(MODELS)}")
+            raise unknown("model", model, MODELS)
 
 
 def _cases(model: Model) -> list[tuple[str, str]]:

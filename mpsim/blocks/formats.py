@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,6 +12,7 @@ import numpy as np
 from mpsim.blocks.rules import RECIPES, ScaleRule
 from mpsim.exact import floor_log2, power_of_two
 from mpsim.formats import E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, UE4M3, UE5M3, FloatFormat, Specials
+from mpsim.modes import nearest
 
 __all__ = [
     "BLOCK_CATALOGUE",
@@ -204,6 +204,6 @@ def get_block_format(fmt: BlockFormatLike) -> BlockFormat:
         raise TypeError(f"fmt is {fmt!r}; a BlockFormat or a name such as 'mxfp8_e4m3' is needed")
     name = fmt.strip().lower().replace("-", "_")
     if name not in _BY_NAME:
-        near = difflib.get_close_matches(name, _BY_NAME, n=4, cutoff=0.4) or [f.name for f in BLOCK_CATALOGUE]
+        near = nearest(name, _BY_NAME) or [f.name for f in BLOCK_CATALOGUE]
         raise ValueError(f"unknown block format {fmt!r}; nearest: {', '.join(near)}")
     return _BY_NAME[name]

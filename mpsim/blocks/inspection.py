@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim._arrays import as_source
+from mpsim._noise import sqnr
 from mpsim.blocks._plans import rule_for
 from mpsim.blocks.arrays import BlockArray, element_values, float_value, scale_values
 from mpsim.blocks.formats import BlockFormat, BlockFormatLike, get_block_format
@@ -222,7 +223,7 @@ class RuleComparison:
     underflows: float
     """Share of the elements, nonzero before, that become zero."""
     sqnr_db: float
-    """Signal-to-noise ratio: ``10 log10(sum x**2 / sum (x - value)**2)``."""
+    """Signal-to-noise ratio: ``10 log10(sum x**2 / sum (x - value)**2)``; infinite where all values are exact."""
 
 
 def compare_rules(
@@ -250,9 +251,6 @@ def compare_rules(
     for rule in f.rules if rules is None else rules:
         counters, resolved = BlockCounters(), rule_for(f, rule)
         q = quantize(data, f, axis, resolved, counters=counters)
-        noise = data - q.dequantize(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            sqnr = 10 * np.log10(np.sum(data**2) / np.sum(noise**2))
         rows.append(
             RuleComparison(
                 scale_rule=rule_name(resolved),
@@ -260,7 +258,7 @@ def compare_rules(
                 clipped=counters.clipped / data.size if data.size else math.nan,
                 overflows=counters.elements.share("overflows"),
                 underflows=counters.elements.share("underflows"),
-                sqnr_db=float(sqnr),
+                sqnr_db=sqnr(data, q.dequantize(np.float64)),
             )
         )
     return rows

@@ -40,8 +40,7 @@ def bench_matmul(
         shapes = [_shape(text) for text in size or ("256", "512", "1024")]
         if every and (unit or out or inputs):
             raise ValueError("--all has units, inputs and results of its own; leave out --unit, --inputs and --out")
-        if data not in measure.DATA:
-            raise ValueError(f"data is {data!r}; it must be one of {', '.join(measure.DATA)}")
+        kind = measure.data_kind(data)
         names, results = unit or ["v100", "a100"], out or ["fp32", *(["fp16"] if inputs is None else [])]
         rows: Any = (
             measure.EVERY_KIND if every else [(n, formats_pair(inputs), result) for n in names for result in results]
@@ -50,7 +49,7 @@ def bench_matmul(
             table.get(*row)
     if slowed := [name for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE") if name in os.environ]:
         print(f"mpsim: {' and '.join(slowed)} may slow NumPy down; unset for a fair comparison", file=sys.stderr)
-    timings = measure.bench_matmul(shapes, rows, repeats=repeats, data=data)
+    timings = measure.bench_matmul(shapes, rows, repeats=repeats, data=kind)
     if as_json:
         _text.print_json([_text.timing_dict(timing) for timing in timings])
     else:

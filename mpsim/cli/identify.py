@@ -20,9 +20,13 @@ def identify(
     ] = "cpu",
     inputs: Annotated[str, typer.Option(metavar="NAME", help="Format of the inputs.")] = "bf16",
     out: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Format of the results; that of the inputs unless given.")
+        str | None,
+        typer.Option(metavar="NAME", help="Format of the results; that of the inputs unless given, of FP8 fp32."),
     ] = None,
     shape: Annotated[str, typer.Option(metavar="M,N,K", help="Shape of the products that are asked for.")] = "64,64,64",
+    fast: Annotated[
+        bool, typer.Option("--fast/--slow", help="FP8 through torch: with fast or slow accumulation.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Find out how a device multiplies matrices: order, bits kept, rounding, special values."""
@@ -30,7 +34,7 @@ def identify(
     from mpsim.hardware import probe
 
     with mistakes():
-        function, result = _device(device, inputs, out)
+        function, result = _device(device, inputs, out, fast)
         found = probe(function, formats_pair(inputs) or inputs, result, shape=_shape(shape))
     if as_json:
         _text.print_json({"device": device, "inputs": inputs, "out": result, **found.to_dict()})
@@ -38,16 +42,19 @@ def identify(
         print(f"{device}: {inputs} -> {result}, {shape}\n\n{found}")
 
 
-def _device(device: str, inputs: str, out: str | None) -> tuple[Callable[..., Any], str]:
+def _device(device: str, inputs: str, out: str | None, fast: bool) -> tuple[Callable[..., Any], str]:
     """Return the function that multiplies matrices on a device, and the format of its results."""
-    from mpsim import hardware, units
+    from mpsim import units
+    from mpsim.hardware import devices
 
+    pair = formats_pair(inputs) or inputs
     if device == "numpy":
-        return hardware.numpy_matmul(inputs), out or inputs
+        return devices.numpy_matmul(inputs), out or inputs
     if device.partition(":")[0] in ("cpu", "cuda"):
-        return hardware.torch_matmul(device, inputs), out or inputs
-    unit = units.get(device, formats_pair(inputs), out)
-    return hardware.emulated_matmul(unit), unit.out
+        result = devices.torch_formats(device, pair, out)[2]
+        return devices.torch_matmul(device, pair, result, fast), result
+    unit = units.get(device, pair, out)
+    return devices.emulated_matmul(unit), unit.out
 
 
 def _shape(text: str) -> tuple[int, int, int]:

@@ -24,6 +24,7 @@ from mpsim.experiments.registry import Claim, Progress, Table
 from mpsim.experiments.training import standardised
 from mpsim.experiments.workers import finished_parts
 from mpsim.formats import get_format
+from mpsim.modes import unknown
 
 __all__ = ["ARMS", "Arm", "Config", "Measured", "Result", "run"]
 
@@ -79,7 +80,7 @@ class Config:
             raise ValueError(f"arms is empty; choose from {', '.join(ARMS)}")
         for name in self.arms:
             if name not in ARMS:
-                raise ValueError(f"arms has {name!r}; each must be one of {', '.join(ARMS)}")
+                raise unknown("one of arms", name, ARMS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol, TypeAlias
+
+from mpsim.modes import unknown
 
 __all__ = ["Claim", "Progress", "Result", "Table", "configure", "get", "names", "run"]
 
@@ -78,8 +79,7 @@ def get(name: str) -> ModuleType:
         No study has that name.
     """
     if name not in _STUDIES:
-        near = difflib.get_close_matches(name, _STUDIES, n=1, cutoff=0.4) or list(_STUDIES)
-        raise ValueError(f"unknown experiment {name!r}; did you mean {near[0]!r}? There are: {', '.join(_STUDIES)}")
+        raise unknown("experiment", name, _STUDIES)
     return importlib.import_module(f"mpsim.experiments.{name}")
 
 
@@ -95,7 +95,7 @@ def configure(name: str, overrides: Mapping[str, Any] | None = None) -> Any:
     fields = [field.name for field in dataclasses.fields(study.Config)]
     for key in overrides or {}:
         if key not in fields:
-            raise ValueError(f"{name} has no setting {key!r}; it has {', '.join(fields)}")
+            raise unknown(f"{name}: setting", key, fields)
     return study.Config(**(overrides or {}))
 
 

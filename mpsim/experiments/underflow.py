@@ -65,9 +65,8 @@ class Config:
     """A file as for `datasets.load_npz`, in place of the digits."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must not be negative")
-        at_least(self, epochs=0, batch_size=1, hidden=1, growth_interval=1, scaling_lr=0, master_lr=0, momentum=0)
+        at_least(self, seed=0, epochs=0, batch_size=1, hidden=1, growth_interval=1)
+        at_least(self, scaling_lr=0, master_lr=0, momentum=0)
         if not (0 < self.loss_factor < math.inf):
             raise ValueError(f"loss_factor is {self.loss_factor}; it must be positive and finite")
         rising = all(a < b < math.inf for a, b in itertools.pairwise(self.scales))

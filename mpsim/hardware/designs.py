@@ -1,4 +1,4 @@
-"""Dot products that make one property of a matrix unit visible each.
+"""Questions of a probe: dot products that make one property of a matrix unit visible each.
 
 The ideas are those of Fasi, Higham, Mikaitis and Pranesh 2021 ("Numerical behavior of NVIDIA tensor cores"), FTTN (Li
 et al. 2024), FPRev (which reads the order of a sum off masked cancellations), Khattak and Mikaitis (arXiv 2512.07004)

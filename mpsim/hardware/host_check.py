@@ -17,6 +17,7 @@ from typing import Any
 
 from mpsim.hardware.host import GROUPS, Plan, unavailable
 from mpsim.hardware.replaying import Outcome, by_row, replay_set
+from mpsim.modes import unknown
 
 __all__ = ["validate_host"]
 
@@ -46,8 +47,9 @@ def validate_host(
         There is no such group.
     """
     waiting = list(groups or GROUPS)
-    if unknown := [name for name in waiting if name not in GROUPS]:
-        raise ValueError(f"groups has {', '.join(unknown)}; there are {', '.join(GROUPS)}")
+    for name in waiting:
+        if name not in GROUPS:
+            raise unknown("one of groups", name, GROUPS)
     outcomes: list[Outcome] = []
     while waiting:
         running = ""

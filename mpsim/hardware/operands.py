@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mpsim.encoding import decode, encode
 from mpsim.formats import FloatFormat, get_format
 
-__all__ = ["boundaries", "dot_operands", "operands", "specials"]
+__all__ = ["boundaries", "dot_operands", "fp32_accumulators", "operands", "specials"]
 
 _Codes = NDArray[Any]
 
@@ -94,6 +94,16 @@ def dot_operands(
             chosen = rng.random((m, n)) < 0.2
             c[i][chosen] = rng.choice(specials(fp32), int(chosen.sum()))
     return a, b, c
+
+
+def fp32_accumulators(rng: np.random.Generator, n: int) -> NDArray[np.uint32]:
+    """Return codes of accumulators: zeros of both signs, special values, and numbers of every size."""
+    fp32 = get_format("fp32")
+    words = rng.integers(0, 1 << 32, n, np.uint64).astype(np.uint32)
+    words[0::4] = 0
+    words[1::8] = rng.choice(specials(fp32), words[1::8].size)
+    words[2::4] = encode(rng.standard_normal(words[2::4].size) * 4, fp32)
+    return words
 
 
 def _any(rng: np.random.Generator, fmt: FloatFormat, n: int) -> _Codes:

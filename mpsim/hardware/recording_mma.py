@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.formats import get_format
-from mpsim.hardware.operands import dot_operands
-from mpsim.hardware.recorded_designs import LENGTH, designs, fp32_accumulators
+from mpsim.hardware.fixed_designs import LENGTH, fixed_designs
+from mpsim.hardware.operands import dot_operands, fp32_accumulators
 from mpsim.hardware.recordings import RecordedSet
 
 __all__ = ["INSTRUCTIONS", "Mma", "packed", "ptx", "sets", "unpacked"]
@@ -152,10 +152,10 @@ def sets(torch: Any, device: str, inputs: Sequence[str], unit: str | None, seed:
 def _tiles(mma: Mma, seed: int) -> tuple[_Codes, _Codes, _Words]:
     """Return the beginnings of the designs, cut to k, and random tiles."""
     fmt, rng = get_format(mma.inputs), np.random.default_rng(seed)
-    left, right = (x.reshape(-1, LENGTH)[:, : mma.k] for x in designs(fmt, fmt))
+    left, right = (x.reshape(-1, LENGTH)[:, : mma.k] for x in fixed_designs(fmt, fmt))
     t = -(-len(left) // 8)
     rows, columns = np.resize(left, (t, 16, mma.k)), np.swapaxes(np.resize(right, (t, 8, mma.k)), 1, 2)
-    c = fp32_accumulators(t * 128, rng).reshape(t, 16, 8)
+    c = fp32_accumulators(rng, t * 128).reshape(t, 16, 8)
     x, y, z = dot_operands(rng, fmt, (120, 16, mma.k, 8))
     a, b, c = np.concatenate([rows, x]), np.concatenate([columns, y]), np.concatenate([c, z])
     return (a << 13, b << 13, c) if mma.inputs == "tf32" else (a, b, c)

@@ -18,19 +18,18 @@ from mpsim._version import __version__
 from mpsim.encoding import encode
 from mpsim.formats import get_format
 from mpsim.hardware import recording_mma
-from mpsim.hardware.devices import TORCH, float32_products, torch_on
+from mpsim.hardware.devices import FP8, RESULTS, codes_on, float32_products, scaled_product, torch_on
+from mpsim.hardware.fixed_designs import fixed_designs
 from mpsim.hardware.host import processor
-from mpsim.hardware.recorded_designs import designs
 from mpsim.hardware.recordings import RecordedSet, Recording, unit_of
+from mpsim.modes import unknown
 
 __all__ = ["INPUTS", "record_torch"]
 
 _Codes = NDArray[Any]
 
-_FP8 = ("e4m3", "e5m2", "e4m3fnuz", "e5m2fnuz")
-INPUTS = ("fp16", "bf16", "fp32", "tf32", *_FP8)
+INPUTS = ("fp16", "bf16", "fp32", "tf32", *FP8)
 """Formats of inputs that can be recorded."""
-_RESULTS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _TILE = 64
 """Rows and columns of a product of designs."""
 _LONG = 512
@@ -79,8 +78,9 @@ def record_torch(
     ValueError
         torch is not installed, has no such device, or nothing could be recorded.
     """
-    if unknown := [name for name in inputs if name not in INPUTS]:
-        raise ValueError(f"inputs has {', '.join(unknown)}; there are {', '.join(INPUTS)}")
+    for fmt in inputs:
+        if fmt not in INPUTS:
+            raise unknown("one of inputs", fmt, INPUTS)
     torch = torch_on(device)
     name = processor() if device == "cpu" else torch.cuda.get_device_name(device)
     sets: list[RecordedSet] = []
@@ -107,7 +107,7 @@ def record_torch(
             sets=tuple(sets),
             software=_software(torch, device),
             recorded=datetime.date.today().isoformat(),
-            note=f"seed {seed}; designs of mpsim.hardware.recorded_designs and random products",
+            note=f"seed {seed}; designs of mpsim.hardware.fixed_designs and random products",
         ),
         refused,
     )
@@ -133,22 +133,15 @@ def _software(torch: Any, device: str) -> dict[str, str]:
 
 def _ways(torch: Any, fmt: str, device: str) -> Iterator[_Way]:
     """Yield what torch can do with inputs of a format."""
-    if fmt in _FP8:
-        for speed, result in itertools.product(("fast", "slow"), _RESULTS):
-            multiply = functools.partial(_scaled, torch, speed == "fast", _RESULTS[result])
+    if fmt in FP8:
+        for speed, result in itertools.product(("fast", "slow"), RESULTS):
+            multiply = functools.partial(scaled_product, torch, result=result, fast=speed == "fast")
             yield _Way(f"_scaled_mm {fmt} {speed} {result}", {"schedule": f"fp8-{speed}"}, multiply, result)
     elif fmt in ("tf32", "fp32"):
         yield _Way(f"mm {fmt} fp32", {}, functools.partial(_float32, torch, fmt == "tf32", device), "fp32")
     else:
         yield _Way(f"mm {fmt} {fmt}", {}, torch.mm, fmt)
         yield _Way(f"mm {fmt} fp32", {}, functools.partial(torch.mm, out_dtype=torch.float32), "fp32")
-
-
-def _scaled(torch: Any, fast: bool, result: str, a: Any, b: Any) -> Any:
-    """Return a product of FP8 matrices with scales of 1; the right operand must lie column by column."""
-    one = torch.ones((), device=a.device)
-    columns, out = b.t().contiguous().t(), getattr(torch, result)
-    return torch._scaled_mm(a, columns, scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast)
 
 
 def _float32(torch: Any, tf32: bool, device: str, a: Any, b: Any) -> Any:
@@ -180,7 +173,7 @@ def _recorded(torch: Any, way: _Way, fmt: str, device: str, unit: str | None, se
 def _operands(fmt: str, seed: int) -> list[tuple[str, _Codes, _Codes]]:
     """Return named operands [T, M, K] and [T, K, N], the same arrays whenever asked."""
     f = get_format(fmt)
-    left, right = designs(f, f)
+    left, right = fixed_designs(f, f)
     tiles = -(-len(left) // _TILE)
     rows, columns = (np.resize(x, (tiles, _TILE, x.shape[1])) for x in (left, right))
     rng = np.random.default_rng(seed)
@@ -203,10 +196,7 @@ def _words(codes: _Codes, fmt: str) -> _Codes:
 
 def _product(torch: Any, way: _Way, a: _Codes, b: _Codes, fmt: str, device: str) -> _Codes:
     """Return the codes of one product."""
-    signed = {1: np.uint8, 2: np.int16, 4: np.int32}
-    dtype = getattr(torch, TORCH[fmt])
-    left, right = (torch.from_numpy(x.view(signed[x.itemsize])).view(dtype).to(device) for x in (a, b))
-    d = way.multiply(left, right).cpu().contiguous()
+    d = way.multiply(*(codes_on(torch, x, fmt, device) for x in (a, b))).cpu().contiguous()
     word = {2: torch.int16, 4: torch.int32}[d.element_size()]
     codes: _Codes = d.view(word).numpy()
     return codes.view(f"u{d.element_size()}")

@@ -45,6 +45,7 @@ from numpy.typing import NDArray
 from mpsim import units
 from mpsim._npz import read_arrays, write_arrays
 from mpsim.formats import get_format
+from mpsim.modes import unknown
 
 if TYPE_CHECKING:
     import os
@@ -87,14 +88,14 @@ class RecordedSet:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"{self.name}: kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
+            raise unknown(f"{self.name}: kind", self.kind, KINDS)
         kind = KINDS[self.kind]
         lacking = [name for name in kind.arrays if name not in self.arrays]
         lacking += [name for name in kind.facts if name not in self.facts]
         if lacking:
             raise ValueError(f"{self.name}: a set of kind {self.kind} without {', '.join(lacking)}")
-        if unknown := self.arrays.keys() - {*kind.arrays, *kind.optional}:
-            raise ValueError(f"{self.name}: {', '.join(sorted(unknown))}: a set of kind {self.kind} has no such array")
+        if strange := self.arrays.keys() - {*kind.arrays, *kind.optional}:
+            raise ValueError(f"{self.name}: {', '.join(sorted(strange))}: a set of kind {self.kind} has no such array")
         if not isinstance(self.facts.get("options", {}), dict):
             raise ValueError(f"{self.name}: options is {self.facts['options']!r}; names with values are needed")
         for name, array in self.arrays.items():

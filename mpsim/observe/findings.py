@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +16,7 @@ from mpsim.encoding import encode
 from mpsim.exact import decimal_text
 from mpsim.formats import FloatFormat
 from mpsim.observe.operands import Operand, known, operands_of
+from mpsim.ops import Part
 from mpsim.rounding import round_to
 from mpsim.settings import Origin
 
@@ -53,7 +55,7 @@ class Finding:
     share: float
     """Bad elements as a share of all; of ``"flushed"``, of all that were not zero before."""
     index: tuple[int, ...]
-    """Place of the first bad element."""
+    """Place of the first bad element in the tensor."""
     value: float
     """What the operation computed there, before rounding."""
     code: int
@@ -114,9 +116,10 @@ class Finding:
             return "no loss scale changes a forward pass: a wider format is needed here"
         if self.factor is None:
             return "no loss scale helps"
-        scale = f"a loss scale of {self.saving_scale:g}, " if self.loss_scale is not None else "a loss scale "
-        end = "that in force" if self.loss_scale is None else f"the {self.loss_scale:g} in force"
-        return f"{scale}{self._times} {end}, would have saved it"
+        if self.loss_scale is None:
+            return f"a loss scale {self._times} that in force would have saved it"
+        scale = f"a loss scale of {self.saving_scale:g}"
+        return f"{scale}, {self._times} the {self.loss_scale:g} in force, would have saved it"
 
     @property
     def _times(self) -> str:
@@ -145,7 +148,8 @@ def find(
     if bad is None:
         return None
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), before.shape))
-    of = before.size - counters.zeros if cause == "flushed" else before.size
+    size = before.size if origin.part is None else math.prod(origin.part.shape)
+    of = before.size - counters.zeros if cause == "flushed" else size
     return Finding(
         cause=cause,
         number=number,
@@ -156,13 +160,19 @@ def find(
         tensor=entry.tensor,
         format=entry.format,
         share=int(np.count_nonzero(bad)) / of,
-        index=index,
+        index=index if origin.part is None else _place(index, origin.part),
         value=float(before[index]),
         code=int(encode(after[index], entry.format)),
         operands=operands_of(origin, index, before.shape, entry.format),
         loss_scale=scale,
         factor=_factor(cause, before, entry.format, flushed) if entry.kind in _SCALED else None,
     )
+
+
+def _place(index: tuple[int, ...], part: Part) -> tuple[int, ...]:
+    """Return the place in a whole array of an element of its slice."""
+    places = np.arange(math.prod(part.shape)).reshape(part.shape)[part.index]
+    return tuple(int(i) for i in np.unravel_index(places[index], part.shape))
 
 
 def _bad(

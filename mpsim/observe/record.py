@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike, get_format
+from mpsim.modes import unknown
 from mpsim.observe.findings import CAUSES, Finding, find
 from mpsim.observe.histograms import Histogram
 from mpsim.observe.zeros import ZeroCauses, ZeroTrace
@@ -101,9 +102,9 @@ class Record:
         flushed: float = 0.5,
         causes: bool = False,
     ) -> None:
-        wrong = [kind for kind in kinds if kind not in KINDS]
-        if wrong:
-            raise ValueError(f"kinds has {wrong[0]!r}; each must be one of {', '.join(KINDS)}")
+        for kind in kinds:
+            if kind not in KINDS:
+                raise unknown("one of kinds", kind, KINDS)
         if not 0 <= flushed <= 1:
             raise ValueError(f"flushed is {flushed}; a share from 0 to 1 is needed")
         self.kinds = frozenset(kinds)
@@ -362,7 +363,7 @@ class Record:
         Finding or None
         """
         if cause is not None and cause not in CAUSES:
-            raise ValueError(f"cause is {cause!r}; it must be one of {', '.join(CAUSES)}")
+            raise unknown("cause", cause, CAUSES)
         found = [f for name, f in self.findings.items() if cause in (None, name)]
         return min(found, key=lambda finding: finding.number, default=None)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mpsim.formats import FP32, FP64, FloatFormat, FormatLike
-from mpsim.modes import Rounding
+from mpsim.modes import Rounding, unknown
 from mpsim.optim._state import checked_groups, checked_state, packed_rules, rules_of
 from mpsim.optim.updates import (
     Array,
@@ -207,9 +207,8 @@ class Optimizer(abc.ABC):
             is unknown or cannot work.
         """
         (group,) = checked_groups([param_group])
-        unknown = sorted(group.keys() - self.defaults.keys() - {"params", "initial_lr"})
-        if unknown:
-            raise ValueError(f"param_group has option {unknown[0]!r}; it must be one of {', '.join(self.defaults)}")
+        if strange := sorted(group.keys() - self.defaults.keys() - {"params", "initial_lr"}):
+            raise unknown("param_group: option", strange[0], self.defaults)
         group = {**group, **{name: group.get(name, value) for name, value in self.defaults.items()}}
         self._check_options(group)
         known = {id(parameter) for parameter in self.params}

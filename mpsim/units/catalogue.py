@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpsim.blocks import BLOCK_CATALOGUE, BlockFormat, get_block_format
 from mpsim.formats import FloatFormat, FormatLike, get_format
+from mpsim.modes import nearest
 from mpsim.units.amd import AMD
 from mpsim.units.cpu import CPU
 from mpsim.units.ideal import IDEAL
@@ -150,7 +150,7 @@ def _find(unit: str, wanted: _Wanted, result: str | None, instruction: str | Non
     """Return the first row that fits, or say what there is."""
     rows = [row for row in UNITS if _key(unit) in map(_key, (row.architecture, *row.devices))]
     if not rows:
-        near = difflib.get_close_matches(_key(unit), map(_key, devices()), n=4, cutoff=0.4)
+        near = nearest(_key(unit), map(_key, devices()))
         listed = [known for known in devices() if _key(known) in near] or devices()
         raise ValueError(f"unknown unit {unit!r}; nearest: {', '.join(listed)}")
     fitting = [row for row in rows if wanted.fits(row)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mpsim.formats import FloatFormat, FormatLike, get_format
-from mpsim.modes import Choice
+from mpsim.modes import Choice, unknown
 
 __all__ = ["Family", "InputsLike", "MatrixUnit", "Order", "UnitLike", "ZeroTerms"]
 
@@ -146,7 +146,7 @@ class MatrixUnit:
         if self.family in _SCALED and (self.scale_block < 1 or not self.scale):
             raise ValueError(f"{self}: scale is {self.scale!r}, scale_block = {self.scale_block}; it needs both")
         if self.family is Family.ROUNDED and self.order not in tuple(Order):
-            raise ValueError(f"{self}: order is {self.order!r}; it must be one of {', '.join(Order)}")
+            raise unknown(f"{self}: order", self.order, Order)
 
     @property
     def floor(self) -> int:

@@ -120,7 +120,7 @@ def test_a_result_is_a_table_and_json(study: Any):
     [
         ("digits", {"epochs": 0}, "epochs is 0; it must be at least 1"),
         ("digits", {"seed": -1}, "seed is -1; it must be at least 0"),
-        ("digits", {"unit": "v100"}, "digits has no setting 'unit'; it has seed, epochs"),
+        ("digits", {"unit": "v100"}, "digits: setting is 'unit': it must be one of seed, epochs"),
         ("language", {"heads": 3}, "heads is 3; it must divide width, 64"),
         ("language", {"lr": math.nan}, "lr is nan"),
         ("copying", {"symbols": 1}, "symbols is 1; it must be at least 2"),

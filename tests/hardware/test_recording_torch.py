@@ -13,7 +13,7 @@ from mpsim.cli import main
 from mpsim.encoding import decode
 from mpsim.formats import get_format
 from mpsim.hardware import read, record_torch, replay
-from mpsim.hardware.recorded_designs import LENGTH, designs
+from mpsim.hardware.fixed_designs import LENGTH, fixed_designs
 from mpsim.hardware.recording_mma import INSTRUCTIONS, Mma, packed, ptx, unpacked
 from mpsim.hardware.recordings import unit_of
 from mpsim.matmul import matmul_codes
@@ -34,7 +34,7 @@ def dots(unit: Any, a: Array, b: Array) -> Array:
 @pytest.mark.parametrize("inputs", ["fp16", "bf16"])
 def test_designs_tell_the_generations_apart(inputs: str) -> None:
     fmt = get_format(inputs)
-    a, b = designs(fmt, fmt)
+    a, b = fixed_designs(fmt, fmt)
     names = ["v100"] * (inputs == "fp16") + ["a100", "h100", "mi100", "mi250x", "mi300x"]
     results = {name: dots(units.get(name, inputs, "fp32"), a, b) for name in names}
     for i, one in enumerate(names):
@@ -58,14 +58,14 @@ def test_designs_tell_the_generations_apart(inputs: str) -> None:
 def test_designs_see_every_parameter(change: dict[str, Any]) -> None:
     unit = units.get("a100", "bf16")
     fmt = get_format("bf16")
-    a, b = designs(fmt, fmt)
+    a, b = fixed_designs(fmt, fmt)
     assert (dots(unit, a, b) != dots(dataclasses.replace(unit, **change), a, b)).any()
 
 
 @compiled
 def test_designs_see_the_alignment_floor_of_bf16() -> None:
     unit, fmt = units.get("a100", "bf16"), get_format("bf16")
-    a, b = designs(fmt, fmt)
+    a, b = fixed_designs(fmt, fmt)
     for floor in (-131, -133):
         assert (dots(unit, a, b) != dots(dataclasses.replace(unit, alignment_floor=floor), a, b)).any()
 
@@ -73,7 +73,7 @@ def test_designs_see_the_alignment_floor_of_bf16() -> None:
 @pytest.mark.parametrize("inputs", ["fp16", "bf16", "tf32", "fp32", "e4m3", "e5m2", "e4m3fnuz"])
 def test_every_format_has_designs(inputs: str) -> None:
     fmt = get_format(inputs)
-    a, b = designs(fmt, fmt)
+    a, b = fixed_designs(fmt, fmt)
     assert a.shape == b.shape
     assert a.shape[1] == LENGTH
     assert len(np.unique(np.concatenate([a, b], axis=1), axis=0)) > 150

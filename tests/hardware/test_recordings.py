@@ -62,7 +62,7 @@ def test_sets_of_one_name_keep_their_own_arrays(tmp_path: Path) -> None:
 
 
 def test_a_set_says_what_is_wrong_with_it() -> None:
-    with pytest.raises(ValueError, match="tiles: kind is 'matrix'; it must be one of instruction, gemm"):
+    with pytest.raises(ValueError, match="tiles: kind is 'matrix': it must be one of instruction, gemm"):
         RecordedSet(name="tiles", kind="matrix", arrays={})
     with pytest.raises(ValueError, match="cvt: a set of kind conversion without z, target"):
         RecordedSet(name="cvt", kind="conversion", arrays={"x": np.zeros(1, np.uint32)}, facts={"source": "fp32"})

@@ -217,7 +217,5 @@ def test_a_kind_that_was_not_looked_at_cannot_be_asked_for():
 
 @pytest.mark.parametrize("kinds", [["activations"], "activation", ["activation", "gradient"]])
 def test_unknown_kinds_are_an_error_that_lists_them(kinds: Any):
-    with pytest.raises(
-        ValueError, match="each must be one of activation, activation gradient, weight, weight gradient"
-    ):
+    with pytest.raises(ValueError, match="it must be one of activation, activation gradient, weight, weight gradient"):
         Record(kinds)

@@ -181,7 +181,7 @@ def test_groups_have_options_of_their_own():
         ({"params": [1.0]}, TypeError, "params has a float"),
         ({"params": {Tensor([1.0])}}, TypeError, "params is a set"),
         ({"params": [Tensor([1.0])], "lr": -1.0}, ValueError, "lr is -1.0"),
-        ({"params": [Tensor([1.0])], "beta": 1.0}, ValueError, "option 'beta'; it must be one of lr, momentum"),
+        ({"params": [Tensor([1.0])], "beta": 1.0}, ValueError, "option is 'beta': .*it must be one of lr, momentum"),
         ({"params": [Tensor([1.0], requires_grad=True) * 2.0]}, ValueError, "only leaves"),
     ],
 )

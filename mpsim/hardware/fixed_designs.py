@@ -1,7 +1,9 @@
-"""Dot products that separate the parameters of matrix units: each is small enough to be worked out by hand.
+"""Designs for recordings, fixed beforehand: dot products that separate the parameters of any matrix unit.
 
-Every design is a row and a column, of a length that holds several blocks of any unit known. X is a large product, s one
-far below it.
+A probe chooses each question of `mpsim.hardware.designs` by the answers to those before. A recording is made in one go
+and replayed later, so its designs ask about every block length and every number of bits at once, and have no
+accumulator, which torch's products do not take. Each is a row and a column, of a length that holds several blocks of
+any unit known, small enough to be worked out by hand. X is a large product, s one far below it.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.encoding import encode
-from mpsim.formats import FloatFormat, get_format
-from mpsim.hardware.operands import specials
+from mpsim.formats import FloatFormat
 
-__all__ = ["LENGTH", "designs", "fp32_accumulators"]
+__all__ = ["LENGTH", "fixed_designs"]
 
 LENGTH = 64
 """Products of a design."""
@@ -25,7 +26,7 @@ _Terms = dict[int, tuple[float, float]]
 """Factors by position; elsewhere both are zero."""
 
 
-def designs(a: FloatFormat, b: FloatFormat) -> tuple[NDArray[np.uint8 | np.uint16 | np.uint32], ...]:
+def fixed_designs(a: FloatFormat, b: FloatFormat) -> tuple[NDArray[np.uint8 | np.uint16 | np.uint32], ...]:
     """Return rows [n, 64] in one format and columns [n, 64] in another, as codes.
 
     What each family of designs tells apart is said where it is made. Numbers that a format does not have are
@@ -133,13 +134,3 @@ def _specials(a: FloatFormat, b: FloatFormat) -> Iterator[_Terms]:
         yield {5: (0.0, inf)}
     if a.nan_code is not None and b.nan_code is not None:
         yield from ({0: (nan, 1.0)}, {3: (1.0, nan)}, {0: (nan, 0.0), 1: (1.0, 1.0)})
-
-
-def fp32_accumulators(n: int, rng: np.random.Generator) -> NDArray[np.uint32]:
-    """Return codes of accumulators: zeros of both signs, special values, and numbers of every size."""
-    fp32 = get_format("fp32")
-    words = rng.integers(0, 1 << 32, n, np.uint64).astype(np.uint32)
-    words[0::4] = 0
-    words[1::8] = rng.choice(specials(fp32), words[1::8].size)
-    words[2::4] = encode(rng.standard_normal(words[2::4].size) * 4, fp32)
-    return words
