@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim.formats import FloatFormat, get_format
-from mpsim.hardware.operands import boundaries, dot_operands, operands, specials
+from mpsim.hardware.operands import boundaries, dot_operands, operands, specials, tininess_edges
 from mpsim.hardware.recordings import RecordedSet, Recording
 from mpsim.hardware.registers import flags_of
 from mpsim_kernels import host_arm, host_x86
@@ -117,7 +117,7 @@ def _words(plan: Plan, target: FloatFormat, setting: int) -> Iterator[_Codes]:
             yield np.arange(start, start + _CHUNK, dtype=np.uint64).astype(np.uint32)
         return
     rng = np.random.default_rng((plan.seed, setting))
-    parts = [operands(rng, fp32, plan.count, 1)[0], specials(fp32)]
+    parts = [operands(rng, fp32, plan.count, 1)[0], specials(fp32), tininess_edges(fp32, target)]
     if plan.dense:
         parts += [boundaries(fp32, target), np.arange(setting * 61, 1 << 32, _DENSE, dtype=np.uint64).astype(np.uint32)]
     else:

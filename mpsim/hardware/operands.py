@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mpsim.encoding import decode, encode
 from mpsim.formats import FloatFormat, get_format
 
-__all__ = ["boundaries", "dot_operands", "fp32_accumulators", "operands", "specials"]
+__all__ = ["boundaries", "dot_operands", "fp32_accumulators", "operands", "specials", "tininess_edges"]
 
 _Codes = NDArray[Any]
 
@@ -43,13 +43,27 @@ def boundaries(source: FloatFormat, target: FloatFormat) -> _Codes:
     return np.concatenate([both, specials(source)])
 
 
-def operands(rng: np.random.Generator, fmt: FloatFormat, n: int, arity: int) -> list[_Codes]:
-    """Return ``arity`` arrays of n codes, shuffled: six kinds of cases, all signs.
+def tininess_edges(source: FloatFormat, target: FloatFormat) -> _Codes:
+    """Return codes of ``source`` around where a number is tiny before rounding to ``target``, and not after.
 
-    Ordinary; any bits; special values; products near the smallest normal number; products near the largest; and last
-    operands that nearly cancel the first, or the product of the first two.
+    Those are the smallest normal number of ``target``, and the last number that rounds to it where exponents have no
+    bound; for both the next codes of ``source`` on either side, and all with both signs.
     """
-    size = -(-n // 6)
+    points = np.array([target.min_normal, target.min_normal * (1 - 0.5 ** (target.p + 1))])
+    codes = encode(points, source).astype(np.int64)
+    near = np.concatenate([codes - 1, codes, codes + 1])
+    return np.concatenate([near, near | source.sign_code]).astype(source.code_dtype)
+
+
+def operands(rng: np.random.Generator, fmt: FloatFormat, n: int, arity: int) -> list[_Codes]:
+    """Return ``arity`` arrays of n codes, shuffled: kinds of cases in equal parts, all signs.
+
+    Ordinary; any bits; special values; products near the smallest normal number; products near the largest; last
+    operands that, added or subtracted, nearly cancel the first, or the product of the first two; and products that
+    round to the smallest normal number from below.
+    """
+    kinds = 6 if arity == 1 else 7
+    size = -(-n // kinds)
     blocks = [
         _ordinary(rng, fmt, size, arity),
         [_any(rng, fmt, size) for _ in range(arity)],
@@ -58,7 +72,9 @@ def operands(rng: np.random.Generator, fmt: FloatFormat, n: int, arity: int) -> 
         _band(rng, fmt, size, arity, fmt.emax),
         _cancelling(rng, fmt, size, arity),
     ]
-    order = rng.permutation(6 * size)[:n]
+    if arity > 1:
+        blocks.append(_barely_tiny(rng, fmt, size, arity))
+    order = rng.permutation(kinds * size)[:n]
     return [np.concatenate(list(column))[order] for column in zip(*blocks, strict=True)]
 
 
@@ -133,12 +149,30 @@ def _band(rng: np.random.Generator, fmt: FloatFormat, n: int, arity: int, target
     return [_with_exponents(rng, fmt, e) for e in (first, near, third)][:arity]
 
 
+def _barely_tiny(rng: np.random.Generator, fmt: FloatFormat, n: int, arity: int) -> list[_Codes]:
+    """Return factors 1 + d and 1 - d, scaled, and a third operand of zero.
+
+    The product is ``1 - d**2`` of the smallest normal number, and d is so small that it rounds to that number if
+    exponents have no bound: it is tiny before rounding, and not after.
+    """
+    d = np.ldexp(rng.integers(1, (1 << (fmt.p - 3) // 2) + 1, n).astype(np.float64), 1 - fmt.p)
+    e = rng.integers(fmt.emin + 1, 0, n)
+    signs = rng.choice([-1.0, 1.0], (2, n))
+    factors = [np.ldexp(signs[0] * (1 + d), e), np.ldexp(signs[1] * (1 - d), fmt.emin - e), np.zeros(n)]
+    return [encode(x, fmt) for x in factors[:arity]]
+
+
 def _cancelling(rng: np.random.Generator, fmt: FloatFormat, n: int, arity: int) -> list[_Codes]:
-    """Return a last operand that is the negative of the others' product, a few units beside it."""
+    """Return a last operand that is the others' product, a few units beside it, with either sign.
+
+    Half of the products are around the smallest normal number, so that what is left of them is subnormal.
+    """
     codes = _ordinary(rng, fmt, n, arity)
     if arity == 1:
         return codes
+    e = rng.integers(fmt.emin, fmt.emin + fmt.p, n) * rng.integers(0, 2, n)
+    codes[0] = encode(np.ldexp(decode(codes[0], fmt).astype(np.float64), e), fmt)
     factors = [decode(x, fmt).astype(np.float64) for x in codes[:-1]]
     product = factors[0] if arity == 2 else factors[0] * factors[1]
-    last = encode(-product, fmt).astype(np.int64) + rng.integers(-2, 3, n)
+    last = encode(rng.choice([-1.0, 1.0], n) * product, fmt).astype(np.int64) + rng.integers(-2, 3, n)
     return [*codes[:-1], (last & ((1 << fmt.bits) - 1)).astype(fmt.code_dtype)]

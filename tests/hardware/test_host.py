@@ -11,10 +11,11 @@ import pytest
 from bits import assert_same_bits
 from mpsim import _text
 from mpsim.cli import main
+from mpsim.encoding import decode
 from mpsim.formats import get_format
 from mpsim.hardware import Outcome, Plan, diagnose, host_check, validate_host
 from mpsim.hardware.host import GROUPS, unavailable
-from mpsim.hardware.operands import boundaries, operands, specials
+from mpsim.hardware.operands import boundaries, operands, specials, tininess_edges
 from mpsim_kernels import host_arm, host_x86
 from mpsim_kernels.host_code import Instruction, Tile, assembly, control_word, execute, host_machine, missing
 
@@ -208,6 +209,24 @@ def test_doctor_sees_flushing() -> None:
 
 
 # Operands.
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16", "e5m2"])
+def test_some_products_are_tiny_before_rounding_and_not_after(name: str) -> None:
+    fmt = get_format(name)
+    a, b, c = (decode(x, fmt).astype(np.float64) for x in operands(np.random.default_rng(0), fmt, 700, 3))
+    with np.errstate(all="ignore"):
+        sizes = np.abs(a * b)
+    # Below the smallest normal number, and no farther than half a unit of the last place that it would have there.
+    edge = (c == 0) & (sizes < fmt.min_normal) & (sizes >= fmt.min_normal * (1 - 0.5 ** (fmt.p + 1)))
+    assert np.count_nonzero(edge) >= 100
+
+
+def test_tininess_edges_are_the_smallest_normal_number_and_what_rounds_to_it() -> None:
+    """Of float32 the last that rounds to 2**-14 in FP16's 11 bits is 2**-14 - 2**-26, 0x387ff000."""
+    found = tininess_edges(get_format("fp32"), get_format("fp16")).tolist()
+    positive = {0x387FEFFF, 0x387FF000, 0x387FF001, 0x387FFFFF, 0x38800000, 0x38800001}
+    assert set(found) == positive | {word | 0x80000000 for word in positive}
 
 
 def test_boundaries_are_every_number_and_midpoint_and_their_neighbours() -> None:
