@@ -71,7 +71,7 @@ def kernel(function: F) -> F:
 
 def inlined_kernel(function: F) -> F:
     """Compile a small part of kernels that is copied into every caller, however large both are."""
-    return _compile(function, fastmath=False, error_model="numpy", nogil=True, inline="always")
+    return _compile(function, fastmath=False, error_model="numpy", nogil=True, forceinline=True)
 
 
 def brief_kernel(function: F) -> F:

@@ -122,11 +122,19 @@ def _raise_8(a: Any, b: Any, first: Any, step: Any, top: Any) -> None:
 
 
 @inlined_kernel
-def _set_scale(top: Any, n: FlooredNumbers, double: Any, scale: Any) -> None:
-    """Set ``scale`` to what turns products into units of their sum."""
+def _set_scale_32(top: Any, n: FlooredNumbers, scale: Any) -> None:
+    """Set ``scale`` float32 to what turns products into units of their sum."""
     for j in range(top.size):
-        e = np.int32(n.product_bits - higher(np.int32(top[j]), n.least))
-        scale[j] = _power_64(np.int32(np.int32(1023) + e)) if double else power_of_two(np.int32(np.int32(127) + e))
+        e = higher(np.int32(top[j]), n.least)
+        scale[j] = power_of_two(np.int32(np.int32(127 + n.product_bits) - e))
+
+
+@inlined_kernel
+def _set_scale_64(top: Any, n: FlooredNumbers, scale: Any) -> None:
+    """Set ``scale`` float64 to what turns products into units of their sum."""
+    for j in range(top.size):
+        e = higher(np.int32(top[j]), n.least)
+        scale[j] = _power_64(np.int32(np.int32(1023 + n.product_bits) - e))
 
 
 @inlined_kernel
@@ -213,38 +221,6 @@ def _close_pair(top: Any, total: Any, top_1: Any, total_1: Any, n: FlooredNumber
 
 
 @inlined_kernel
-def _sum_products(
-    a: Any,
-    ea: Any,
-    b: Any,
-    eb: Any,
-    first: Any,
-    step: Any,
-    many: Any,
-    double: Any,
-    n: FlooredNumbers,
-    top: Any,
-    scale: Any,
-    total: Any,
-) -> None:
-    """Set ``top`` and ``total`` to exponent and sum of a block's products, every ``step``-th, ``many`` at a time."""
-    for j in range(top.size):
-        top[j] = np.int16(_NOTHING)
-        total[j] = np.int32(0)
-    for k in range(first, a.size, many * step):
-        if many == 8:
-            _raise_8(ea, eb, k, step, top)
-        else:
-            _raise_4(ea, eb, k, step, top)
-    _set_scale(top, n, double, scale)
-    for k in range(first, a.size, many * step):
-        if many == 8:
-            _add_8(a, b, k, step, scale, total)
-        else:
-            _add_4(a, b, k, step, scale, total)
-
-
-@inlined_kernel
 def _replace(decided: Any, acc: Any) -> None:
     """Replace accumulators by what is decided."""
     for j in range(acc.size):
@@ -292,7 +268,23 @@ def make_floored_rows(block_length: int, groups: int, double: bool, careful: boo
                         if careful:
                             some = decide(aa, ax, bb, c, hints, i, start, panel, decided)
                         for g in range(groups):
-                            _sum_products(aa, ax, bb, bx, g, groups, many, double, numbers, tops[g], scale, totals[g])
+                            top, total = tops[g], totals[g]
+                            top[:] = np.int16(_NOTHING)
+                            total[:] = np.int32(0)
+                            for j in range(g, block_length, many * groups):
+                                if many == 8:
+                                    _raise_8(ax, bx, j, groups, top)
+                                else:
+                                    _raise_4(ax, bx, j, groups, top)
+                            if double:
+                                _set_scale_64(top, numbers, scale)
+                            else:
+                                _set_scale_32(top, numbers, scale)
+                            for j in range(g, block_length, many * groups):
+                                if many == 8:
+                                    _add_8(aa, bb, j, groups, scale, total)
+                                else:
+                                    _add_4(aa, bb, j, groups, scale, total)
                         if groups == 1:
                             _close(tops[0], totals[0], numbers, c)
                         else:
