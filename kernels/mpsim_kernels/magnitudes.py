@@ -11,7 +11,7 @@ from mpsim_kernels.bits import shr
 
 __all__ = ["make_class_counts", "make_magnitudes"]
 
-_BANKS = 4  # sets of counters that take turns: neighbours often have one exponent, and increments of one cell wait
+_BLOCK = 1 << 12  # numbers that stay in a first-level cache
 
 
 @functools.cache
@@ -36,13 +36,23 @@ def make_magnitudes(width: int) -> Callable[..., tuple[int, int]]:
 
     @kernel
     def magnitudes(words: Any, counts: Any, extremes: Any) -> Any:
-        fields = np.zeros((_BANKS, last + 1), np.int64)
+        fields = np.zeros((4, last + 1), np.int64)
         smallest, largest = U(2 * most + one), U(0)
-        for i in range(words.size):
-            x = U(words[i] & most)
-            fields[i % _BANKS, shr(x, shift)] += 1
-            smallest = min(smallest, U(x - one) if x != 0 else U(2 * most + one))
-            largest = max(largest, x if x < infinity else U(0))
+        for start in range(0, words.size, _BLOCK):
+            block = words[start : start + _BLOCK]
+            for i in range(block.size):  # a loop of its own, for it is vectorised
+                x = U(block[i] & most)
+                smallest = U(min(smallest, U(x - one) if x != 0 else U(2 * most + one)))
+                largest = U(max(largest, U(x if x < infinity else U(0))))
+            # Neighbours often have one exponent, and increments of one cell wait: four sets of cells take turns.
+            for i in range(0, block.size - 3, 4):
+                k = np.uint64(i)
+                fields[0, shr(U(block[k] & most), shift)] += 1
+                fields[1, shr(U(block[k + np.uint64(1)] & most), shift)] += 1
+                fields[2, shr(U(block[k + np.uint64(2)] & most), shift)] += 1
+                fields[3, shr(U(block[k + np.uint64(3)] & most), shift)] += 1
+            for i in range(block.size // 4 * 4, block.size):
+                fields[0, shr(U(block[i] & most), shift)] += 1
         extremes[0], extremes[1] = smallest, largest
         if smallest < subnormals:  # zeros and subnormal numbers have one field; the subnormal ones are found again
             for i in range(words.size):

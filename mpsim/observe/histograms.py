@@ -55,8 +55,7 @@ class Histogram:
         """Return the histogram of a float32 or float64 array."""
         size = x.itemsize
         counts, extremes = np.zeros(_SIZES[size], np.int64), np.empty(2, _WORDS[size])
-        words = elements(x).view(_WORDS[size])
-        low, high = make_magnitudes(8 * size)(words, counts, extremes)
+        low, high = make_magnitudes(8 * size)(elements(x).view(_WORDS[size]), counts, extremes)
         zeros, not_finite = int(counts[-2]), int(counts[-1])
         if zeros + not_finite == x.size:
             return cls(zeros=zeros, not_finite=not_finite)
