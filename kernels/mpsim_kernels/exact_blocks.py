@@ -113,9 +113,10 @@ def exact_block_gemm(
 
 def _all_cut(a: _Packed, b: _Packed, padded: int) -> bool:
     """Return whether `_is_cut` holds for all blocks, for it does so for the extremes of all rows and columns."""
-    sizes = padded * (a.largest.max(axis=0, initial=0) * b.largest.max(axis=0, initial=0))
-    units = a.unit.min(axis=0, initial=np.inf) * b.unit.min(axis=0, initial=np.inf)
-    return all(_is_cut(padded, size, unit) for size, unit in zip(sizes, units, strict=True))
+    with default_environment():
+        sizes = padded * (a.largest.max(axis=0, initial=0) * b.largest.max(axis=0, initial=0))
+        units = a.unit.min(axis=0, initial=np.inf) * b.unit.min(axis=0, initial=np.inf)
+        return all(_is_cut(padded, size, unit) for size, unit in zip(sizes, units, strict=True))
 
 
 @inlined_kernel

@@ -226,7 +226,7 @@ def _split(unit: FusedDot, operands: tuple[Operand, Operand]) -> bool | None:
     """
     length = unit.block_length
     whole = _largest_sum(unit, operands, length)
-    # The conversions to float32 and back may round up to 64 more.
+    # Up to here the sum, converted to float32, stays below 2**31.
     if whole < (1 << 31) - 64:
         return False
     last = min(length // 2, 16)

@@ -13,9 +13,11 @@ from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.elementary import make_function, make_slope
 from mpsim_kernels.floating_point import default_environment
 
-__all__ = ["function", "in_float64", "slope", "summed_to"]
+__all__ = ["AT_LEAST", "flat", "function", "in_float64", "slope", "summed_to"]
 
-_AT_LEAST = 1 << 15  # elements worth a thread
+AT_LEAST = 1 << 15
+"""Elements worth a thread, where each takes an exponential or as much."""
+
 _BLOCK = 1 << 12  # elements whose intermediate results stay in a first-level cache
 
 
@@ -36,11 +38,11 @@ def in_float64(function: Callable[..., Array], *inputs: Array) -> Array:
             return x.whole(function, *inputs)
     if first.dtype == np.float64:
         return np.asarray(function(*inputs))
-    flat = [np.ascontiguousarray(x).reshape(-1) for x in inputs]
+    rows = [np.ascontiguousarray(x).reshape(-1) for x in inputs]
     out = np.empty(first.size, first.dtype)
     for start in range(0, first.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        out[block] = function(*(x[block].astype(np.float64) for x in flat))
+        out[block] = function(*(x[block].astype(np.float64) for x in rows))
     return out.reshape(first.shape)
 
 
@@ -60,18 +62,18 @@ def _compiled(make: Callable[[str, int], Callable[..., None]], name: str, *input
             return x.whole(partial(_compiled, make, name), *inputs)
     first = inputs[0]
     run = make(name, 8 * first.itemsize)
-    flat = [_flat(x) for x in inputs]
+    rows = [flat(x) for x in inputs]
     out = np.empty(first.size, first.dtype)
 
     def task(start: int, stop: int) -> None:
         with default_environment():
-            run(*(x[start:stop] for x in flat), out[start:stop])
+            run(*(x[start:stop] for x in rows), out[start:stop])
 
-    in_ranges(task, first.size, _AT_LEAST)
+    in_ranges(task, first.size, AT_LEAST)
     return out.reshape(first.shape)
 
 
-def _flat(x: Array) -> Array:
+def flat(x: Array) -> Array:
     """Return the elements in a row, writeable, so that kernels are compiled once."""
-    flat = np.ascontiguousarray(x).reshape(-1)
-    return flat if flat.flags.writeable else flat.copy()
+    row = np.ascontiguousarray(x).reshape(-1)
+    return row if row.flags.writeable else row.copy()

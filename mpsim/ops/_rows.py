@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.ops._numeric import AT_LEAST, flat
 from mpsim.ops.inner import Stepwise
 from mpsim.ops.table import Array
 from mpsim_kernels import rows as kernels
@@ -20,8 +21,6 @@ __all__ = ["attention_weights", "normalise", "normalise_backward", "softmax", "s
 Statistics: TypeAlias = "tuple[Array, Array]"
 """Mean and reciprocal deviation of each row."""
 
-_AT_LEAST = 1 << 15  # elements worth a thread
-
 
 def suit(*arrays: Array | None) -> bool:
     """Return whether the kernels compute with these arrays: of one dtype, and without a rounding of every step."""
@@ -30,10 +29,8 @@ def suit(*arrays: Array | None) -> bool:
 
 
 def _matrix(x: Array, dims: int = 1) -> Array:
-    """Return rows of the last ``dims`` dimensions, writeable, so that kernels are compiled once."""
-    count = math.prod(x.shape[x.ndim - dims :])
-    matrix = np.ascontiguousarray(x).reshape(math.prod(x.shape[: x.ndim - dims]), count)
-    return matrix if matrix.flags.writeable else matrix.copy()
+    """Return rows of the last ``dims`` dimensions."""
+    return flat(x).reshape(math.prod(x.shape[: x.ndim - dims]), math.prod(x.shape[x.ndim - dims :]))
 
 
 def _by_rows(task: Callable[[slice], None], shape: tuple[int, ...]) -> None:
@@ -43,7 +40,7 @@ def _by_rows(task: Callable[[slice], None], shape: tuple[int, ...]) -> None:
         with default_environment():
             task(slice(start, stop))
 
-    in_ranges(run, shape[0], max(_AT_LEAST // max(shape[1], 1), 1))
+    in_ranges(run, shape[0], max(AT_LEAST // max(shape[1], 1), 1))
 
 
 def softmax(x: Array) -> Array:
@@ -108,7 +105,7 @@ def normalise(
 
 
 def _column(x: Array | None, otherwise: float, rows: Array) -> Array:
-    return np.full(rows.shape[1], otherwise, rows.dtype) if x is None else _matrix(x, x.ndim).reshape(-1)
+    return np.full(rows.shape[1], otherwise, rows.dtype) if x is None else flat(x)
 
 
 def normalise_backward(
@@ -131,6 +128,6 @@ def normalise_backward(
         with default_environment():
             kernels.normalise_sums(grads, rows, mean, rstd, start, stop, by_weight, by_bias)
 
-    in_ranges(sums, rows.shape[1], max(_AT_LEAST // max(rows.shape[0], 1), 32))
+    in_ranges(sums, rows.shape[1], max(AT_LEAST // max(rows.shape[0], 1), 32))
     shape = x.shape[x.ndim - dims :]
     return by_input, by_weight.reshape(shape), by_bias.reshape(shape)

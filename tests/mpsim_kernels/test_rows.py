@@ -195,7 +195,7 @@ def results(x: Array) -> list[Array]:
 def test_threads_do_not_matter(monkeypatch: pytest.MonkeyPatch):
     x = numbers((33, 70))
     want = results(x)
-    monkeypatch.setattr(_rows, "_AT_LEAST", 1)
+    monkeypatch.setattr(_rows, "AT_LEAST", 1)
     before = numba.get_num_threads()
     for threads in (1, before):
         numba.set_num_threads(threads)
