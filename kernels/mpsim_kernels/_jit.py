@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 
 import numba
 import platformdirs
+from numba.core.registry import CPUDispatcher as _CPUDispatcher
 
-__all__ = ["brief_kernel", "cache_folder", "inlined_kernel", "kernel", "source_digest"]
+__all__ = ["brief_kernel", "cache_folder", "inlined_kernel", "inner_kernel", "kernel", "source_digest"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +50,7 @@ def cache_folder() -> Path | None:
 
 def _compile(function: F, **options: Any) -> F:
     folder = cache_folder()
-    njit: Any = numba.njit
+    njit: Any = functools.partial(numba.njit, no_cfunc_wrapper=True)  # nothing calls kernels through C
     if folder is None:
         return cast(F, njit(**options)(function))
     # Numba reads CACHE_DIR once, when the function is decorated; other users of Numba keep their own.
@@ -61,19 +62,38 @@ def _compile(function: F, **options: Any) -> F:
         _config.CACHE_DIR = before
 
 
+class _Part(_CPUDispatcher):
+    """A part of kernels, compiled without the wrapper that calls from Python go through."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self.py_func.__name__} is a part of kernels, which alone can call it")
+
+
+def _compile_part(function: F, **options: Any) -> F:
+    compiled: Any = _compile(function, no_cpython_wrapper=True, **options)
+    if isinstance(compiled, _CPUDispatcher):  # not where the compiler is off
+        compiled.__class__ = _Part  # without the wrapper, a call from Python would crash
+    return cast(F, compiled)
+
+
 def kernel(function: F) -> F:
-    """Compile a serial kernel; small ones are inlined where they are called.
+    """Compile a serial kernel.
 
     ``fastmath`` is off: it would let LLVM fuse ``a*b + c`` and forget the signs of zeros.
     """
     return _compile(function, fastmath=False, error_model="numpy", nogil=True)
 
 
-def inlined_kernel(function: F) -> F:
-    """Compile a small part of kernels that is copied into every caller, however large both are."""
-    return _compile(function, fastmath=False, error_model="numpy", nogil=True, forceinline=True)
-
-
 def brief_kernel(function: F) -> F:
     """Compile a kernel that keeps the GIL: it takes less time than another thread takes to hand the GIL back."""
     return _compile(function, fastmath=False, error_model="numpy")
+
+
+def inner_kernel(function: F) -> F:
+    """Compile a part of kernels, inlined where it is small; that takes less time than a whole `kernel`."""
+    return _compile_part(function, fastmath=False, error_model="numpy", nogil=True)
+
+
+def inlined_kernel(function: F) -> F:
+    """Compile a part of kernels that is copied into every caller, however large both are."""
+    return _compile_part(function, fastmath=False, error_model="numpy", nogil=True, forceinline=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels._jit import inlined_kernel, inner_kernel
 from mpsim_kernels.significands import Int, bit_length, shift_right_jam
 
 __all__ = [
@@ -251,7 +251,7 @@ def pack(negative: Int, sig: Int, e: Int, t: Target) -> Result:
     return Result(mag | (negative << t.width), flags)
 
 
-@kernel
+@inner_kernel
 def _round_low(way: Int, sig: Int, e: Int, top: Int, t: Target) -> tuple[Int, Int]:
     """Return magnitude and flags of a number below, or just above, the smallest normal number."""
     # As if the exponent had no lower bound; such magnitudes go on below zero.
@@ -284,7 +284,7 @@ def _round_low(way: Int, sig: Int, e: Int, top: Int, t: Target) -> tuple[Int, In
     return (t.min_code if up else np.int64(0)), INEXACT | underflow
 
 
-@kernel
+@inner_kernel
 def _leaves_gap(way: Int, sig: Int, e: Int, top: Int, t: Target) -> Int:
     """Return 1 if a number between zero and the smallest number goes up to that, in a format without subnormals."""
     if way == _ZERO:
@@ -308,7 +308,7 @@ def exactly_zero(negative: Int, t: Target) -> Result:
     return Result(t.min_code | ((negative & t.signed) << t.width), np.int64(INEXACT))
 
 
-@kernel
+@inner_kernel
 def pack_infinity(negative: Int, t: Target) -> Result:
     """Return the code of an exact infinity; where there is none, or none is wanted, it overflows."""
     if negative > t.signed:
@@ -317,7 +317,7 @@ def pack_infinity(negative: Int, t: Target) -> Result:
     return Result(code, np.int64(0 if t.has_inf else OVERFLOW | INEXACT))
 
 
-@kernel
+@inner_kernel
 def nan_of(word: Int, f: Layout, t: Target) -> Result:
     """Return the NaN that a NaN operand gives: the default one, or its own payload made quiet."""
     flags = np.int64(INVALID if is_signalling(word, f) else 0)
@@ -331,19 +331,19 @@ def nan_of(word: Int, f: Layout, t: Target) -> Result:
     return Result(quiet | fraction | (is_negative(word, f) << t.width), flags)
 
 
-@kernel
+@inner_kernel
 def nan_of_two(x: Int, y: Int, f: Layout, t: Target) -> Result:
     """Return the NaN of two operands, one of which is NaN: the first's, where payloads are kept."""
     code, _ = nan_of(x if is_nan(x, f) else y, f, t)
     return Result(code, np.int64(INVALID if is_signalling(x, f) or is_signalling(y, f) else 0))
 
 
-@kernel
+@inner_kernel
 def _invalid(t: Target) -> Result:
     return Result(t.nan, np.int64(INVALID))
 
 
-@kernel
+@inner_kernel
 def _sum_of_zeros(x: Int, y: Int, t: Target) -> Result:
     """Return the zero that zeros of two signs, or x - x, add up to (IEEE 754-2019, 6.3)."""
     return exactly_zero(x if x == y else t.down, t)
@@ -352,7 +352,7 @@ def _sum_of_zeros(x: Int, y: Int, t: Target) -> Result:
 # Operations: codes in, a code and flags out.
 
 
-@kernel
+@inner_kernel
 def add(x: Int, y: Int, minus: Int, f: Layout, t: Target) -> Result:
     """Return ``x + y``, or ``x - y`` where ``minus`` is 1 (IEEE 754-2019, 5.4.1)."""
     if is_special(x, f) or is_special(y, f):
@@ -373,7 +373,7 @@ def add(x: Int, y: Int, minus: Int, f: Layout, t: Target) -> Result:
     return pack(np.int64(total < 0), abs(total), xe - up, t)
 
 
-@kernel
+@inner_kernel
 def _add_special(x: Int, y: Int, minus: Int, f: Layout, t: Target) -> Result:
     if is_nan(x, f) or is_nan(y, f):
         return nan_of_two(x, y, f, t)
@@ -383,7 +383,7 @@ def _add_special(x: Int, y: Int, minus: Int, f: Layout, t: Target) -> Result:
     return pack_infinity(xs if is_infinite(x, f) else ys, t)
 
 
-@kernel
+@inner_kernel
 def multiply(x: Int, y: Int, f: Layout, t: Target) -> Result:
     """Return ``x * y`` (IEEE 754-2019, 5.4.1)."""
     if is_special(x, f) or is_special(y, f):
@@ -396,7 +396,7 @@ def multiply(x: Int, y: Int, f: Layout, t: Target) -> Result:
     return pack(xs ^ ys, sig, xe + ye, t)
 
 
-@kernel
+@inner_kernel
 def _multiply_special(x: Int, y: Int, f: Layout, t: Target) -> Result:
     if is_nan(x, f) or is_nan(y, f):
         return nan_of_two(x, y, f, t)
@@ -405,13 +405,13 @@ def _multiply_special(x: Int, y: Int, f: Layout, t: Target) -> Result:
     return pack_infinity(is_negative(x, f) ^ is_negative(y, f), t)
 
 
-@kernel
+@inner_kernel
 def _is_zero(word: Int, f: Layout) -> bool:
     """Return whether a code that is not NaN is zero, or read as zero."""
     return bool(magnitude(word, f) < max(f.zero_below, np.int64(f.hidden_from > 0)))
 
 
-@kernel
+@inner_kernel
 def divide(x: Int, y: Int, f: Layout, t: Target) -> Result:
     """Return ``x / y`` (IEEE 754-2019, 5.4.1)."""
     if is_special(x, f) or is_special(y, f):
@@ -434,7 +434,7 @@ def divide(x: Int, y: Int, f: Layout, t: Target) -> Result:
     return pack(xs ^ ys, sig, xe - xup - ye + yup - 33, t)
 
 
-@kernel
+@inner_kernel
 def _divide_special(x: Int, y: Int, f: Layout, t: Target) -> Result:
     if is_nan(x, f) or is_nan(y, f):
         return nan_of_two(x, y, f, t)
@@ -444,7 +444,7 @@ def _divide_special(x: Int, y: Int, f: Layout, t: Target) -> Result:
     return _invalid(t) if is_infinite(x, f) else exactly_zero(negative, t)
 
 
-@kernel
+@inner_kernel
 def square_root(x: Int, f: Layout, t: Target) -> Result:
     """Return the square root of ``x`` (IEEE 754-2019, 5.4.1); that of -0 is -0."""
     if is_nan(x, f):
@@ -473,7 +473,7 @@ def square_root(x: Int, f: Layout, t: Target) -> Result:
     return pack(np.int64(0), (root << 1) | np.int64(rest != 0), ((e + top) >> 1) - digits, t)
 
 
-@kernel
+@inner_kernel
 def fused_multiply_add(x: Int, y: Int, z: Int, f: Layout, t: Target) -> Result:
     """Return ``x * y + z``, rounded once (IEEE 754-2019, 5.4.1)."""
     if is_special(x, f) or is_special(y, f) or is_special(z, f):
@@ -500,7 +500,7 @@ def fused_multiply_add(x: Int, y: Int, z: Int, f: Layout, t: Target) -> Result:
     return pack(np.int64(total < 0), abs(total), e, t)
 
 
-@kernel
+@inner_kernel
 def _fused_special(x: Int, y: Int, z: Int, f: Layout, t: Target) -> Result:
     """Return fma where an operand is an infinity or a NaN.
 
@@ -525,7 +525,7 @@ def _fused_special(x: Int, y: Int, z: Int, f: Layout, t: Target) -> Result:
     return pack_infinity(ps if infinite else zs, t)
 
 
-@kernel
+@inner_kernel
 def remainder(x: Int, y: Int, f: Layout, t: Target) -> Result:
     """Return ``x - y * n`` with n the integer nearest to x / y, ties to even (IEEE 754-2019, 5.3.1)."""
     if is_nan(x, f) or is_nan(y, f):
@@ -558,7 +558,7 @@ def remainder(x: Int, y: Int, f: Layout, t: Target) -> Result:
     return pack(negative, rest, ye, t)
 
 
-@kernel
+@inner_kernel
 def round_to_integral(x: Int, exact: Int, f: Layout, t: Target) -> Result:
     """Return ``x`` rounded to an integer in the target's direction (IEEE 754-2019, 5.9).
 
@@ -578,7 +578,7 @@ def round_to_integral(x: Int, exact: Int, f: Layout, t: Target) -> Result:
     return Result(code, flags | (INEXACT if rest != 0 and exact else 0))
 
 
-@kernel
+@inner_kernel
 def to_integer(negative: Int, sig: Int, e: Int, t: Target) -> tuple[Int, Int]:
     """Return ``sig * 2**e`` rounded to an integer in the target's direction, and what was left; e < 0."""
     way = t.way_minus if negative else t.way_plus

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels._jit import inlined_kernel, inner_kernel, kernel
 from mpsim_kernels.arithmetic import (
     INEXACT,
     OVERFLOW,
@@ -169,7 +169,7 @@ def _fast_fused(x: Int, y: Int, z: Int, f: Layout, t: Target, rule: _Rule) -> Re
     return _pack(negative, _jam(abs(total), wide), e + wide, slow, t, rule)
 
 
-@kernel
+@inner_kernel
 def _load(x: Any, start: Int, block: Any) -> None:
     """Fill a block with elements from ``start`` on, or with the only one."""
     if x.size == 1:
@@ -180,7 +180,7 @@ def _load(x: Any, start: Int, block: Any) -> None:
             block[i] = np.int64(part[i])
 
 
-@kernel
+@inner_kernel
 def _store(codes: Any, flags: Any, start: Int, out: Any, mask: Any, counts: Any) -> None:
     """Write a block, and keep and count its flags where they are wanted."""
     part = out[start : start + codes.size]

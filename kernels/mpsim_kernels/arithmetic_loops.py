@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels._jit import inlined_kernel, inner_kernel, kernel
 from mpsim_kernels.arithmetic import (
     INEXACT,
     INVALID,
@@ -233,7 +233,7 @@ def from_integer_loop(x: Any, out: Any, mask: Any, counts: Any, target: Any, sig
         record(flags, i, mask, counts)
 
 
-@kernel
+@inner_kernel
 def _fits(negative: Int, mag: Int, length: Int, bits: Int, signed: Int) -> bool:
     """Return whether an integer of a sign and ``length`` bits of magnitude fits ``bits`` bits."""
     if negative and mag != 0:

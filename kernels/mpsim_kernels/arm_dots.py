@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.floating_point import fma
 from mpsim_kernels.fma_chain import STEP, pack, pairs_in_order, run, words_of
 from mpsim_kernels.lanes import SIGN, TILE
@@ -94,14 +94,14 @@ def _make_rows(extended: bool, ordinary: bool) -> Callable[[Any, Any, Any], None
     return rows
 
 
-@kernel
+@inner_kernel
 def _error(x: Any, y: Any, total: Any) -> Any:
     """Return ``x + y - total``, which is a number of their type, where ``total`` is their rounded sum."""
     z = total - x
     return (x - (total - z)) + (y - z)
 
 
-@kernel
+@inner_kernel
 def _to_odd(total: Any, error: Any, inexact: Any) -> Any:
     """Return the word of a sum rounded to odd, from the one rounded to nearest and the sign of its error."""
     word, other = np.float32(total).view(np.int32), np.float32(error).view(np.int32)
@@ -109,7 +109,7 @@ def _to_odd(total: Any, error: Any, inexact: Any) -> Any:
     return np.int32(np.int32(word + beyond) | np.int32(1)) if inexact else word
 
 
-@kernel
+@inner_kernel
 def _odd_sum(x: Any, y: Any) -> Any:
     """Return ``x + y`` rounded to odd; the sum is neither tiny nor near overflow."""
     total = np.float32(x + y)
@@ -118,14 +118,14 @@ def _odd_sum(x: Any, y: Any) -> Any:
     return np.int32(word).view(np.float32)
 
 
-@kernel
+@inner_kernel
 def _flushed(word: Any, size: Any) -> Any:
     """Return a number, given its word and magnitude, or the zero of its sign if it is tiny."""
     kept = np.int32(word & SIGN) if size < _TINY else word
     return np.int32(kept).view(np.float32)
 
 
-@kernel
+@inner_kernel
 def _guarded_odd_sum(x: Any, y: Any) -> Any:
     """Return ``x + y`` rounded to odd, without subnormal numbers; a tiny sum of float32 is exact."""
     size_x, size_y = abs(x), abs(y)
@@ -143,32 +143,32 @@ def _guarded_odd_sum(x: Any, y: Any) -> Any:
     return _flushed(word, size)
 
 
-@kernel
+@inner_kernel
 def _flushed_product(x: Any, y: Any) -> Any:
     """Return ``x * y``, which is exact, infinite, or tiny and so a zero of its sign."""
     product = np.float32(x * y)
     return _flushed(product.view(np.int32), abs(product))
 
 
-@kernel
+@inner_kernel
 def _odd_pair(a0: Any, a1: Any, b0: Any, b1: Any, c: Any) -> Any:
     """Return ``c`` after one pair of products, which are exact."""
     return _odd_sum(c, _odd_sum(np.float32(a0 * b0), np.float32(a1 * b1)))
 
 
-@kernel
+@inner_kernel
 def _guarded_odd_pair(a0: Any, a1: Any, b0: Any, b1: Any, c: Any) -> Any:
     """Return ``c`` after one pair of any products."""
     return _guarded_odd_sum(c, _guarded_odd_sum(_flushed_product(a0, b0), _flushed_product(a1, b1)))
 
 
-@kernel
+@inner_kernel
 def _fused_pair(a0: Any, a1: Any, b0: Any, b1: Any, c: Any) -> Any:
     """Return ``c`` after one pair of products, the second of which is exact."""
     return np.float32(c + fma(a0, b0, np.float32(a1 * b1)))
 
 
-@kernel
+@inner_kernel
 def _wide_fused_pair(a0: Any, a1: Any, b0: Any, b1: Any, c: Any) -> Any:
     """Return ``c`` after one pair of products, exact in float64; ``a0`` and ``a1`` are float64."""
     x, y = a0 * np.float64(b0), a1 * np.float64(b1)
@@ -180,7 +180,7 @@ def _wide_fused_pair(a0: Any, a1: Any, b0: Any, b1: Any, c: Any) -> Any:
     return np.float32(c + np.float32(np.int64(odd).view(np.float64)))
 
 
-@kernel
+@inner_kernel
 def _odd_step(a: Any, b: Any, acc: Any) -> None:
     """Run 4 pairs of products of a row: ``a`` is [8], ``b`` [8, W], the accumulators ``acc`` [W]."""
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
@@ -190,7 +190,7 @@ def _odd_step(a: Any, b: Any, acc: Any) -> None:
         acc[j] = _odd_pair(a6, a7, b6[j], b7[j], _odd_pair(a4, a5, b4[j], b5[j], t))
 
 
-@kernel
+@inner_kernel
 def _guarded_odd_step(a: Any, b: Any, acc: Any) -> None:
     """As `_odd_step`, whatever the operands."""
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
@@ -200,7 +200,7 @@ def _guarded_odd_step(a: Any, b: Any, acc: Any) -> None:
         acc[j] = _guarded_odd_pair(a6, a7, b6[j], b7[j], _guarded_odd_pair(a4, a5, b4[j], b5[j], t))
 
 
-@kernel
+@inner_kernel
 def _fused_step(a: Any, b: Any, acc: Any) -> None:
     """As `_odd_step`, with the extended behaviour."""
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
@@ -210,7 +210,7 @@ def _fused_step(a: Any, b: Any, acc: Any) -> None:
         acc[j] = _fused_pair(a6, a7, b6[j], b7[j], _fused_pair(a4, a5, b4[j], b5[j], t))
 
 
-@kernel
+@inner_kernel
 def _wide_fused_step(a: Any, b: Any, acc: Any) -> None:
     """As `_fused_step`, whatever the operands."""
     a0, a1, a2, a3 = np.float64(a[0]), np.float64(a[1]), np.float64(a[2]), np.float64(a[3])

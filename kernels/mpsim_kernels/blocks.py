@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.bits import shl, shr
 
 __all__ = [
     "BLOCK_EVENTS",
     "PLAN",
     "STEPS",
+    "count_bounds",
     "fill_tables",
     "largest_finite",
     "make_fp4_quantizer",
@@ -86,12 +87,13 @@ _WORD = np.int64(0x7FFFFFFFFFFFFFFF)
 _HIDDEN = np.int64(1 << 52)
 _INF = np.int64(0x7FF << 52)
 _ONE, _ZERO = np.int64(1), np.int64(0)
+_NO = np.bool_(False)
 
 
 # Exact numbers.
 
 
-@kernel
+@inner_kernel
 def _bit_length(x: Any) -> Any:
     """Return how many bits a non-negative int64 has."""
     n = np.int64(0)
@@ -102,7 +104,7 @@ def _bit_length(x: Any) -> Any:
     return n + x
 
 
-@kernel
+@inner_kernel
 def _float32(sig: Any, e: Any, sticky: Any) -> tuple[Any, Any]:
     """Return a number rounded to float32, nearest even, with gradual underflow and no upper bound of the exponent."""
     drop = max(_bit_length(sig) - np.int64(24), np.int64(-149) - e)
@@ -118,7 +120,7 @@ def _float32(sig: Any, e: Any, sticky: Any) -> tuple[Any, Any]:
     return q, e + drop
 
 
-@kernel
+@inner_kernel
 def _divide(sig: Any, e: Any, by_sig: Any, by_e: Any) -> tuple[Any, Any, Any]:
     """Return the quotient of positive numbers, cut to 29 bits or more; ``by_sig`` has at most 32 bits."""
     up = np.int64(62) - _bit_length(sig)
@@ -126,7 +128,7 @@ def _divide(sig: Any, e: Any, by_sig: Any, by_e: Any) -> tuple[Any, Any, Any]:
     return q, e - by_e - up, q * by_sig != sig << up
 
 
-@kernel
+@inner_kernel
 def _multiply(sig: Any, e: Any, by_sig: Any, by_e: Any) -> tuple[Any, Any, Any]:
     """Return the product of numbers of 53 and 24 bits, cut to 50 bits or more."""
     low = np.int64((sig & np.int64((1 << 26) - 1)) * by_sig)
@@ -136,7 +138,7 @@ def _multiply(sig: Any, e: Any, by_sig: Any, by_e: Any) -> tuple[Any, Any, Any]:
     return high, e + by_e + np.int64(26), (low & np.int64((1 << 26) - 1)) != _ZERO
 
 
-@kernel
+@inner_kernel
 def _unpack(word: Any, narrow: Any) -> tuple[Any, Any]:
     """Return ``sig`` and ``e`` of a magnitude's float word; ``sig`` has 53 bits or is zero."""
     if narrow:
@@ -153,7 +155,7 @@ def _unpack(word: Any, narrow: Any) -> tuple[Any, Any]:
     return sig << up, e - up
 
 
-@kernel
+@inner_kernel
 def _pack_odd(sig: Any, e: Any, sticky: Any) -> Any:
     """Return the float64 word of a number rounded to odd, within the normal numbers; zero becomes the least of them."""
     if sig == _ZERO:
@@ -177,7 +179,7 @@ def _pack_odd(sig: Any, e: Any, sticky: Any) -> Any:
 # Scales.
 
 
-@kernel
+@inner_kernel
 def _power_code(sig: Any, e: Any, p: Any) -> Any:
     """Return the exponent, before it is held in range, of the scale of a block whose amax has a 53-bit ``sig``."""
     exponent = e + np.int64(52) + p["base"]
@@ -185,10 +187,10 @@ def _power_code(sig: Any, e: Any, p: Any) -> Any:
     return exponent + (_ONE if sig >= threshold else _ZERO)
 
 
-@kernel
+@inner_kernel
 def _float_code(sig: Any, e: Any, p: Any) -> Any:
     """Return the code, before it is held in range, of the scale of a block with a nonzero amax."""
-    sig, e = _float32(sig, e, False)
+    sig, e = _float32(sig, e, _NO)
     if sig == _ZERO:
         return _ZERO
     sticky = False
@@ -227,7 +229,7 @@ def _float_code(sig: Any, e: Any, p: Any) -> Any:
     return (above << p["m"]) + q
 
 
-@kernel
+@inner_kernel
 def _scale_number(code: Any, p: Any) -> tuple[Any, Any]:
     """Return what a scale code stands for."""
     if p["power"]:
@@ -238,7 +240,7 @@ def _scale_number(code: Any, p: Any) -> tuple[Any, Any]:
     return sig, max(field, _ONE) - _ONE + p["emin"] - p["m"]
 
 
-@kernel
+@inner_kernel
 def _largest_of(words: Any, start: Any, stop: Any, magnitude: Any) -> Any:
     """Return the largest magnitude word; with a NaN among them it is above infinity's."""
     largest = _ZERO
@@ -308,7 +310,7 @@ def scale_blocks(words: Any, narrow: Any, n: Any, start: Any, stop: Any, plan: A
 # Elements.
 
 
-@kernel
+@inner_kernel
 def _quotient(sig: Any, e: Any, scale: Any, p: Any) -> tuple[Any, Any, Any]:
     """Return a nonzero magnitude, of 53 bits, divided by a scale in the way of the plan."""
     scale_sig, scale_e = _scale_number(scale, p)
@@ -317,7 +319,7 @@ def _quotient(sig: Any, e: Any, scale: Any, p: Any) -> tuple[Any, Any, Any]:
     scale_sig, scale_e = scale_sig * p["tensor_sig"], scale_e + p["tensor_e"]
     how = p["quotients"]
     if how != EXACT:
-        scale_sig, scale_e = _float32(scale_sig, scale_e, False)
+        scale_sig, scale_e = _float32(scale_sig, scale_e, _NO)
     if how == MULTIPLIED:
         by_sig, by_e = np.int64(0xFFFFFF), np.int64(104)  # the largest float32, where the scale is too small
         if scale_sig != _ZERO:
@@ -370,6 +372,32 @@ def scale_elements(
                 out[i - origin] = sign | np.uint64(_pack_odd(sig, e, sticky))
 
 
+@kernel
+def count_bounds(words: Any, bounds: Any, plan: Any, start: Any, stop: Any, codes: Any) -> None:
+    """Write the codes ``start`` to ``stop`` of float64 words, for elements with a sign and few magnitudes.
+
+    Parameters
+    ----------
+    words
+        uint64.
+    bounds
+        uint64 [STEPS]: the first word that rounds to each of the codes above zero.
+    plan
+        One `PLAN` record.
+    codes
+        uint8, written.
+    """
+    sign, nan = np.uint8(plan[0]["shift"]), np.uint8(plan[0]["element_nan"])
+    for i in range(start, stop):
+        word = words[i]
+        a = np.uint64(word & np.uint64(_WORD))
+        r = np.uint8(0)
+        for j in range(STEPS):
+            r = np.uint8(r + np.uint8(a >= bounds[j]))
+        r = np.uint8(r + sign) if word != a else r
+        codes[i] = nan if a > np.uint64(_INF) else r
+
+
 # Fast kernels.
 
 _HIDDEN32, _FRACTION32 = np.uint32(1 << 23), np.uint32((1 << 23) - 1)
@@ -379,7 +407,7 @@ _ZERO_I32, _DEEPEST = np.int32(0), np.int32(25)
 _LIFT = np.int64(64)  # binades by which the numbers of a block are lifted out of float32's subnormal range
 
 
-@kernel
+@inner_kernel
 def _lifted(word: Any) -> Any:
     """Return the word of a float32 times 2**64, which must be finite."""
     a = np.int64(word & _MAGNITUDE32)
@@ -391,7 +419,7 @@ def _lifted(word: Any) -> Any:
     return np.uint32(sign | (field << np.int64(23)) | ((a << up) & np.int64(0x7FFFFF)))
 
 
-@kernel
+@inner_kernel
 def _element_code(
     word: Any, rebias: Any, keep: Any, m: Any, largest: Any, over: Any, flip: Any, shift: Any, mask: Any
 ) -> Any:
@@ -539,7 +567,7 @@ def fill_tables(plan: Any, bounds: Any, buckets: Any, scale_first: Any, element_
             element_first[code, step] = np.uint32(low)
 
 
-@kernel
+@inner_kernel
 def _step_code(word: Any, b1: Any, b2: Any, b3: Any, b4: Any, b5: Any, b6: Any, b7: Any, sign: Any) -> Any:
     """Return how many of the bounds a word has reached, with its sign."""
     a = np.uint32(word & _MAGNITUDE32)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels._jit import inlined_kernel, inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.exact_lanes import (
     add_products,
@@ -271,7 +271,7 @@ def _make_exact_rows(padded: int, anything: bool) -> Callable[..., None]:
     return exact_rows
 
 
-@kernel
+@inner_kernel
 def _exact_block(a: Any, b: Any, total: Any, acc: Any) -> None:
     """Add a block whose additions are exact; ``total`` float64 [W] is overwritten."""
     for j in range(acc.size):
@@ -282,7 +282,7 @@ def _exact_block(a: Any, b: Any, total: Any, acc: Any) -> None:
         acc[j] = total[j]
 
 
-@kernel
+@inner_kernel
 def _cut_block(a: Any, b: Any, anchor: Any, high: Any, low: Any, acc: Any) -> None:
     """Add a block whose products are cut on the last bit of ``anchor``; ``high`` and ``low`` are overwritten."""
     for j in range(acc.size):
@@ -307,7 +307,7 @@ def _is_exact(bound: Any, unit: Any) -> Any:
     return bound <= 2.0**53 * unit and unit >= 2.0**-149
 
 
-@kernel
+@inner_kernel
 def _look(c: Any) -> Any:
     """Return the largest magnitude and the unit of accumulators, float32 [W]; one of -0 has the smallest unit."""
     largest, unit = np.int32(0), _ANY_UNIT

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.exact_sums import add_exactly, rounded_sum
 from mpsim_kernels.floating_point import fma64
 
@@ -46,7 +46,7 @@ def exact_block_4(a: Any, b: Any, acc: Any) -> None:
         acc[j] = np.float32(fma64(a3, b3[j], fma64(a2, b2[j], low)))
 
 
-@kernel
+@inner_kernel
 def add_products(a: Any, b: Any, total: Any) -> None:
     """Add 4 products to ``total`` float64 [W], without the rounding that ends a block."""
     a0, a1, a2, a3 = a[0], a[1], a[2], a[3]
@@ -78,7 +78,7 @@ def cut_products(a: Any, b: Any, high: Any, low: Any) -> None:
         high[j] = t3
 
 
-@kernel
+@inner_kernel
 def _rounded(s: Any, low: Any, c: Any, main: Any) -> Any:
     """Return ``s + low + c`` rounded once to float32.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.significands import bit_length
 
 __all__ = ["LIMBS", "add_exactly", "rounded_sum"]
@@ -38,7 +38,7 @@ def add_exactly(x: Any, limbs: Any) -> None:
     limbs[limb + 2] += middle >> np.int64(32)
 
 
-@kernel
+@inner_kernel
 def _carry(limbs: Any) -> Any:
     """Pass all carries on, so that limbs are between 0 and 2**32; return the last: -1 for a negative sum, else 0."""
     carry = np.int64(0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.fused_dot import INF_EXPONENT, NAN_EXPONENT, Operand, Words, split_matrix, split_word
 from mpsim_kernels.significands import bit_length
@@ -87,7 +87,7 @@ def _rows(a: Any, ea: Any, b: Any, eb: Any, c: Any, unit: Any, groups: Any, d: A
             d[i, j] = np.uint32(word)
 
 
-@kernel
+@inner_kernel
 def _block(a: Any, ea: Any, b: Any, eb: Any, word: Any, unit: Any, groups: Any) -> Any:
     """Return the word of the accumulator after one block."""
     c, own = split_word(word, np.int64(-126))
@@ -116,13 +116,13 @@ def _block(a: Any, ea: Any, b: Any, eb: Any, word: Any, unit: Any, groups: Any) 
     return _nearest((total << (bits - unit.sum_bits)) + (acc << (bits - unit.accumulator_bits)), top - bits)
 
 
-@kernel
+@inner_kernel
 def _floor(x: Any, shift: Any) -> Any:
     """Return ``x * 2**shift``, rounded toward minus infinity to an integer."""
     return x << shift if shift >= 0 else x >> min(-shift, 63)
 
 
-@kernel
+@inner_kernel
 def _special(a: Any, ea: Any, b: Any, eb: Any, c: Any, own: Any) -> Any:
     """Return the word of the infinity or NaN that decides a block, or 0."""
     plus, minus, nan = own == INF_EXPONENT and c > 0, own == INF_EXPONENT and c < 0, own == NAN_EXPONENT
@@ -147,7 +147,7 @@ def _special(a: Any, ea: Any, b: Any, eb: Any, c: Any, own: Any) -> Any:
     return np.int64(_INF) if plus else np.int64(_SIGN | _INF) if minus else np.int64(0)
 
 
-@kernel
+@inner_kernel
 def _nearest(total: Any, e: Any) -> Any:
     """Return the word of the float32 nearest to ``total * 2**e``, ties to even; a negative one keeps its sign."""
     magnitude = abs(total)

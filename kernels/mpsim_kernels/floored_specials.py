@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel
 from mpsim_kernels.fused_dot import Words
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN, higher
 
@@ -53,7 +53,7 @@ def no_hints() -> Hints:
     return Hints(nothing, nothing, np.empty((0, 0), np.bool_), np.empty((0, 0), np.int16))
 
 
-@kernel
+@inner_kernel
 def decide(a: Any, ea: Any, b: Any, acc: Any, hints: Hints, row: Any, start: Any, panel: Any, decided: Any) -> Any:
     """Set the results that are decided in a block of a row, or return that there may be none.
 
@@ -88,17 +88,17 @@ def decide(a: Any, ea: Any, b: Any, acc: Any, hints: Hints, row: Any, start: Any
     return True
 
 
-@kernel
+@inner_kernel
 def _is_special(hints: Hints, row: Any, k: Any, panel: Any) -> Any:
     return hints.special[k, panel] or not abs(hints.a[row, k]) <= np.float32(1)
 
 
-@kernel
+@inner_kernel
 def _is_large(ea: Any, hints: Hints, k: Any, panel: Any) -> Any:
     return np.int32(ea) + np.int32(hints.high[k, panel]) >= LARGE
 
 
-@kernel
+@inner_kernel
 def _add_specials(a: Any, b: Any, total: Any) -> None:
     """Add to ``total`` float32 [W] the infinite and NaN products of ``a`` and ``b`` [W], operands as in `Hints`."""
     for j in range(total.size):
@@ -106,7 +106,7 @@ def _add_specials(a: Any, b: Any, total: Any) -> None:
         total[j] += np.float32(0) if abs(product) <= np.float32(1) else product
 
 
-@kernel
+@inner_kernel
 def _note_products(a: Any, b: Any, largest: Any, smallest: Any) -> None:
     """Extend the range of products, float64 [W], to those of ``a`` and ``b`` [W]."""
     for j in range(largest.size):
@@ -115,7 +115,7 @@ def _note_products(a: Any, b: Any, largest: Any, smallest: Any) -> None:
         smallest[j] = product if product < smallest[j] else smallest[j]
 
 
-@kernel
+@inner_kernel
 def _judge(acc: Any, total: Any, largest: Any, smallest: Any, decided: Any) -> None:
     """Set ``decided`` from accumulators, the sum of special products, and the range of the others."""
     inf, limit = np.float32(np.inf), np.float64(2.0**128)

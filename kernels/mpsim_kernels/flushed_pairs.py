@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.floating_point import default_environment, fma32
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN, TILE
@@ -124,7 +124,7 @@ def _finish(words: Any, d: Any) -> None:
             result[j] = _NAN if np.int32(word & MAGNITUDE) > INF else word
 
 
-@kernel
+@inner_kernel
 def _flushed(x: Any, tiny: Any) -> Any:
     """Return a float32, or zero of its sign where it is subnormal; ``tiny`` tells whether it may be."""
     word = np.float32(x).view(np.int32)
@@ -132,13 +132,13 @@ def _flushed(x: Any, tiny: Any) -> Any:
     return np.int32(np.int32(word & SIGN) if subnormal else word).view(np.float32)
 
 
-@kernel
+@inner_kernel
 def _product(a: Any, b: Any, tiny: Any) -> Any:
     """Return a product; one that is exactly zero is +0 where signs of zeros can matter."""
     return _flushed(fma32(a, b, np.float32(0)), tiny) if tiny else a * b
 
 
-@kernel
+@inner_kernel
 def _block_2(a: Any, b: Any, tiny: Any, acc: Any) -> None:
     """Add a block of 2 products to ``acc`` float32 [W]; ``a`` is float32 [2] and ``b`` float32 [2, W]."""
     a0, a1 = a[0], a[1]
@@ -148,7 +148,7 @@ def _block_2(a: Any, b: Any, tiny: Any, acc: Any) -> None:
         acc[j] = _flushed(acc[j] + total, tiny)
 
 
-@kernel
+@inner_kernel
 def _block_4(a: Any, b: Any, tiny: Any, acc: Any) -> None:
     """Add a block of 4 products."""
     a0, a1, a2, a3 = a[0], a[1], a[2], a[3]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.floating_point import default_environment, fma
 from mpsim_kernels.lanes import TILE
@@ -158,7 +158,7 @@ def _pack_panels(words: Any, order: Any, sign: Any, least: Any, packed: Any) -> 
             row[count:] = 0
 
 
-@kernel
+@inner_kernel
 def chain_step(x: Any, y: Any, b: Any, c: Any, d: Any) -> None:
     """Run 8 products of two rows: ``x`` and ``y`` are [8], ``b`` [8, W], the accumulators ``c`` and ``d`` [W]."""
     x0, x1, x2, x3, x4, x5, x6, x7 = x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.words import Words
 
@@ -71,7 +71,7 @@ class Operand(NamedTuple):
     """Exponent of subnormals, which stay unnormalised."""
 
 
-@kernel
+@inner_kernel
 def split_word(word: Any, emin: Any) -> Any:
     """Return signed significand and exponent of a float32 word in an int64: value = sig * 2**(exponent - 23)."""
     field = (word >> 23) & 255
@@ -103,7 +103,7 @@ def split_floats(words: Any, emin: Any, sigs: Any, exponents: Any) -> None:
         exponents[i] = np.int16(e)
 
 
-@kernel
+@inner_kernel
 def _align(sig: Any, shift: Any) -> Any:
     """Return ``sig * 2**shift`` without its fraction, cut toward zero on the magnitude."""
     if shift >= 0:
@@ -112,7 +112,7 @@ def _align(sig: Any, shift: Any) -> Any:
     return -((-sig) >> right) if sig < 0 else sig >> right
 
 
-@kernel
+@inner_kernel
 def _bit_length(x: Any) -> Any:
     """Return the bit length of a nonnegative int64."""
     n = np.int64(0)
@@ -123,7 +123,7 @@ def _bit_length(x: Any) -> Any:
     return n + x
 
 
-@kernel
+@inner_kernel
 def _result(total: Any, e: Any, unit: Any) -> Any:
     """Return ``total * 2**e``, rounded once to the result's significand, as the int64 word of a float32."""
     magnitude = abs(total)
@@ -153,7 +153,7 @@ def _result(total: Any, e: Any, unit: Any) -> Any:
     return sign | (((exponent + 126) << 23) + sig if exponent >= -126 else sig)
 
 
-@kernel
+@inner_kernel
 def _dot(a: Any, ea: Any, b: Any, eb: Any, word: Any, infinite: Any, unit: Any) -> Any:
     """Return the word of the accumulator after all blocks of one dot product.
 

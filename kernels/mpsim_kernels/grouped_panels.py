@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.lanes import TILE, higher
 
 __all__ = ["NO_TERM", "GroupedPanelNumbers", "make_grouped_panel_rows"]
@@ -47,7 +47,7 @@ class GroupedPanelNumbers(NamedTuple):
     """Magnitude from which on results are infinite, a float64."""
 
 
-@kernel
+@inner_kernel
 def _add_products(a: Any, b: Any, sums: Any) -> None:
     """Add 8 products to ``sums``; ``a`` int16 [8] and ``b`` int16 [8, W] are elements in halves."""
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
@@ -60,25 +60,25 @@ def _add_products(a: Any, b: Any, sums: Any) -> None:
         sums[j] = np.int16(sums[j] + np.int16(low + high))
 
 
-@kernel
+@inner_kernel
 def _raise_top(a: Any, b: Any, sums: Any, top: Any) -> None:
     """Raise ``top`` to the exponents of a group's scales, ``a`` int16 and ``b`` int16 [W], where its sum is a term."""
     for j in range(top.size):
         top[j] = higher(top[j], np.int16(a + b[j])) if sums[j] != 0 else top[j]
 
 
-@kernel
+@inner_kernel
 def _power_of_two(e: Any) -> Any:
     return np.int64(np.int64(e + _BIAS) << np.int64(52)).view(np.float64)
 
 
-@kernel
+@inner_kernel
 def _exponent(x: Any) -> Any:
     """Return the exponent of a float64: -1023 for 0, and 1024 for an infinity or a NaN."""
     return np.int64(np.int64(np.float64(x).view(np.int64) >> np.int64(52)) & _FIELD) - _BIAS
 
 
-@kernel
+@inner_kernel
 def _begin(acc: Any, top: Any, n: GroupedPanelNumbers, base: Any, scale: Any, total: Any) -> None:
     """Begin a block: ``total`` float64 [W] becomes the aligned accumulator."""
     for j in range(acc.size):
@@ -90,14 +90,14 @@ def _begin(acc: Any, top: Any, n: GroupedPanelNumbers, base: Any, scale: Any, to
         total[j] = np.trunc(acc[j] * unit)
 
 
-@kernel
+@inner_kernel
 def _add_group(sums: Any, a: Any, b: Any, scale: Any, total: Any) -> None:
     """Add one aligned term; ``a`` float64 and ``b`` float64 [W] are scales, and a quarter is in one of them."""
     for j in range(total.size):
         total[j] += np.trunc(np.float64(np.int32(sums[j])) * (a * b[j]) * scale[j])
 
 
-@kernel
+@inner_kernel
 def _close(total: Any, base: Any, n: GroupedPanelNumbers, acc: Any) -> None:
     """End a block: cut its sum toward zero to a result."""
     for j in range(acc.size):

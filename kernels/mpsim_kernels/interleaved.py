@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.floating_point import default_environment
 from mpsim_kernels.fused_dot import NAN_WORD, FusedDot, Operand
@@ -134,7 +134,7 @@ def _is_fp16(unit: FusedDot) -> bool:
     return unit.emax == 15
 
 
-@kernel
+@inner_kernel
 def _sum(x: Any, y: Any) -> Any:
     """Return the word of the float32 ``x + y``; every NaN is NVIDIA's."""
     word = np.float32(x + y).view(np.int32)

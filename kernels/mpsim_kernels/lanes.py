@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels._jit import inlined_kernel, inner_kernel
 
 __all__ = [
     "INF",
@@ -48,32 +48,32 @@ def lower(a: Any, b: Any) -> Any:
     return a if a < b else b
 
 
-@kernel
+@inner_kernel
 def sum_32(a: Any, b: Any) -> Any:
     """Return the sum of two int32, which must fit."""
     return np.int32(a + b)
 
 
-@kernel
+@inner_kernel
 def _cut(a: Any, b: Any, scale: Any) -> Any:
     """Return the product in units of ``1 / scale``, cut toward zero; it must fit an int32."""
     return np.int32(a * b * scale)
 
 
-@kernel
+@inner_kernel
 def sum_of_4_cut(a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any, b2: Any, b3: Any, scale: Any) -> Any:
     """Return the sum of 4 products in units of ``1 / scale``, each cut toward zero."""
     low = sum_32(_cut(a0, b0, scale), _cut(a1, b1, scale))
     return sum_32(low, sum_32(_cut(a2, b2, scale), _cut(a3, b3, scale)))
 
 
-@kernel
+@inner_kernel
 def power_of_two(biased: Any) -> Any:
     """Return the float32 with this biased exponent and no fraction."""
     return np.int32(np.int32(biased) << 23).view(np.float32)
 
 
-@kernel
+@inner_kernel
 def sign_and_magnitude(low: Any, high: Any) -> Any:
     """Return the sign bit and the magnitude of ``low + high``, below 2**32, and whether the magnitude was halved.
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN
 
 __all__ = ["ZERO_EXPONENT", "from_float64", "pack", "pack_stack", "pack_wide", "rooms", "survey", "to_float64"]
@@ -124,7 +124,7 @@ def pack_wide(words: Any, emin: Any, columns: Any, values: Any, exponents: Any) 
                 exponents[p, r, j] = _WIDE_ZERO_EXPONENT
 
 
-@kernel
+@inner_kernel
 def widened(word: Any) -> Any:
     """Return the float64 of the word of a finite float32, on integers where the processor may flush subnormals."""
     field = np.int64((word >> 23) & 255)

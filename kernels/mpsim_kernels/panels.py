@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels._jit import inlined_kernel, inner_kernel, kernel
 from mpsim_kernels.lanes import INF, SIGN, TILE, WIDTH, higher, power_of_two, sign_and_magnitude, sum_32
 
 __all__ = ["OVERFLOWN", "PanelNumbers", "make_panel_rows"]
@@ -49,7 +49,7 @@ class PanelNumbers(NamedTuple):
     """Exponent from which results that are rounded to nearest are infinite."""
 
 
-@kernel
+@inner_kernel
 def _exponent(a: Any, b: Any) -> Any:
     return np.int8(a + b)  # both are at least -64 and at most 63
 
@@ -94,7 +94,7 @@ def _raise_top_16(a: Any, b: Any, top: Any) -> None:
         top[j] = higher(top[j], higher(low, high))
 
 
-@kernel
+@inner_kernel
 def _unit(acc: Any, top: Any, n: PanelNumbers, nearest: Any) -> Any:
     """Return the word of the aligned sum's unit: 2**-bits times the largest power of two of products and accumulator.
 
@@ -107,13 +107,13 @@ def _unit(acc: Any, top: Any, n: PanelNumbers, nearest: Any) -> Any:
     return np.int32(higher(products, own) - np.int32(n.bits << np.int32(23)))
 
 
-@kernel
+@inner_kernel
 def _scale(unit: Any) -> Any:
     """Return what turns a term into units of the aligned sum, one over the power of two whose word is ``unit``."""
     return np.int32(_TWICE_ONE - unit).view(np.float32)
 
 
-@kernel
+@inner_kernel
 def _aligned(a: Any, b: Any, scale: Any) -> Any:
     """Return the product in units of the aligned sum, cut toward zero."""
     return np.int32(a * b * scale)
@@ -127,7 +127,7 @@ def _sum_of_4(a: Any, b: Any, j: Any, scale: Any) -> Any:
     return sum_32(low, high)
 
 
-@kernel
+@inner_kernel
 def _truncated(sign: Any, magnitude: Any, unit: Any, p: Any) -> Any:
     """Return ``magnitude`` units (int32), cut toward zero to ``p`` bits; ``unit`` is the word of a power of two."""
     # The leading bit falls on the first one that a float32 has no place for. Without that, rounding to nearest cuts.
@@ -138,7 +138,7 @@ def _truncated(sign: Any, magnitude: Any, unit: Any, p: Any) -> Any:
     return np.int32(result.view(np.int32) | sign).view(np.float32)
 
 
-@kernel
+@inner_kernel
 def _nearest(sign: Any, magnitude: Any, unit: Any, n: PanelNumbers) -> Any:
     """Return ``magnitude`` units (int32, at most 2**30.1) rounded to nearest even, on integers.
 

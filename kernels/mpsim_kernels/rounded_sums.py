@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.floating_point import default_environment
 
@@ -33,7 +33,7 @@ class Accumulator(NamedTuple):
     max_finite: float
 
 
-@kernel
+@inner_kernel
 def _two_sum_to_odd(x: Any, y: Any) -> Any:
     """Return ``x + y`` of float64 numbers, rounded to odd."""
     s = x + y
@@ -45,7 +45,7 @@ def _two_sum_to_odd(x: Any, y: Any) -> Any:
     return np.int64(word + (step if inexact and (word & 1) == 0 else np.int64(0))).view(np.float64)
 
 
-@kernel
+@inner_kernel
 def _add(total: Any, x: Any, y: Any, direction: Any, p: Any, emin: Any, largest: Any) -> None:
     """Add ``x * y`` to ``total``, float64 [W], and round each sum to the accumulator's format."""
     for j in range(total.size):

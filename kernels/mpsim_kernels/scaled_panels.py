@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.fused_dot import NAN_WORD
 from mpsim_kernels.lanes import (
     INF,
@@ -75,7 +75,7 @@ def classify(words: Any, kinds: Any) -> None:
         kinds[i] = finite if size < INF else special
 
 
-@kernel
+@inner_kernel
 def _see(kinds_a: Any, bits_b: Any, seen: Any) -> None:
     """Collect which kinds of b each kind of a meets: sets of bits ``seen`` uint8 [KINDS, W].
 
@@ -88,7 +88,7 @@ def _see(kinds_a: Any, bits_b: Any, seen: Any) -> None:
             row[j] = np.uint8(row[j] | bits[j])
 
 
-@kernel
+@inner_kernel
 def _absorb(seen: Any, sa: Any, sb: Any, acc: Any) -> Any:
     """Make accumulators what a block's infinities and NaNs decide; return whether one is still no NaN."""
     zero, positive, negative, plus, minus, nan = seen[0], seen[1], seen[2], seen[3], seen[4], seen[5]
@@ -114,12 +114,12 @@ def _absorb(seen: Any, sa: Any, sb: Any, acc: Any) -> Any:
     return alive
 
 
-@kernel
+@inner_kernel
 def _exponent(a: Any, b: Any) -> Any:
     return np.int8(a + b)  # both are at least -64 and at most 63
 
 
-@kernel
+@inner_kernel
 def _raise_top(a: Any, b: Any, top: Any) -> None:
     """Raise ``top`` to the exponents of 8 products; ``a`` int8 [8] and ``b`` int8 [8, W] are packed exponents."""
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
@@ -132,14 +132,14 @@ def _raise_top(a: Any, b: Any, top: Any) -> None:
         top[j] = higher(top[j], higher(higher(e0, e1), higher(e2, e3)))
 
 
-@kernel
+@inner_kernel
 def _power(biased: Any) -> Any:
     """Return ``2**(biased - 127)``; below the normal numbers 0, and above them the largest power."""
     field = higher(np.int32(biased), np.int32(0))
     return power_of_two(np.int32(254) if field > 254 else field)
 
 
-@kernel
+@inner_kernel
 def _begin(
     acc: Any, top: Any, sa: Any, sb: Any, n: ScaledPanelNumbers, unit: Any, scale: Any, low: Any, high: Any
 ) -> None:
@@ -163,7 +163,7 @@ def _begin(
         high[j] = 0
 
 
-@kernel
+@inner_kernel
 def _add(a: Any, b: Any, scale: Any, total: Any) -> None:
     """Add 8 aligned products to ``total`` int32 [W]."""
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
@@ -175,7 +175,7 @@ def _add(a: Any, b: Any, scale: Any, total: Any) -> None:
         total[j] = sum_32(total[j], sum_32(low, high))
 
 
-@kernel
+@inner_kernel
 def _close(low: Any, high: Any, unit: Any, n: ScaledPanelNumbers, acc: Any) -> None:
     """End a block: cut the sums ``low + high`` toward zero to float32, subnormals included."""
     for j in range(acc.size):

@@ -8,7 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel
 
 __all__ = ["Int", "bit_length", "shift_right_jam"]
 
@@ -36,7 +36,7 @@ else:
         return types.int64(types.int64), codegen
 
 
-@kernel
+@inner_kernel
 def shift_right_jam(sig: Int, k: Int) -> Int:
     """Return ``sig >> k`` with its last bit set if a one was shifted out; 0 <= k, 0 <= sig.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.fused_dot import NAN_WORD
 from mpsim_kernels.lanes import INF, MAGNITUDE, SIGN
@@ -101,7 +101,7 @@ def _settle(a: Any, nans_a: Any, b: Any, nans_b: Any, infinite_b: Any, c: Any, d
             d[i, j] = word if decided and not meets else before
 
 
-@kernel
+@inner_kernel
 def _add_products(
     infinite: Any,
     zero: Any,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels._jit import inlined_kernel, inner_kernel, kernel
 from mpsim_kernels.arithmetic import (
     INVALID,
     Layout,
@@ -53,7 +53,7 @@ def _add(a: Int, b: Int, minus: Int, counts: Any, f: Layout, t: Target) -> Resul
     return Result(code, flags)
 
 
-@kernel
+@inner_kernel
 def _nothing(n: Int, t: Target) -> Result:
     """Return what a sum starts from, with the flags that the sum of no terms raises."""
     code, flags = exactly_zero(np.int64(0), t)
@@ -150,7 +150,7 @@ _MASK = (1 << 32) - 1
 _TERMS_BEFORE_CARRY = 1 << 30
 
 
-@kernel
+@inner_kernel
 def _deposit(limbs: Any, negative: Int, sig: Int, position: Int) -> None:
     """Add ``sig * 2**position`` to the limbs; 0 <= sig < 2**62."""
     k, shift = position >> 5, position & 31
@@ -162,7 +162,7 @@ def _deposit(limbs: Any, negative: Int, sig: Int, position: Int) -> None:
     limbs[k + 2] += sign * (high >> 32)
 
 
-@kernel
+@inner_kernel
 def _carry(limbs: Any) -> None:
     """Bring every limb but the last to 0 .. 2**32 - 1; the last then has the sign of the number."""
     for k in range(limbs.size - 1):
@@ -170,7 +170,7 @@ def _carry(limbs: Any) -> None:
         limbs[k] &= _MASK
 
 
-@kernel
+@inner_kernel
 def _round_limbs(limbs: Any, exponent: Int, t: Target) -> Result:
     """Return the rounded number ``limbs * 2**exponent``, which is not zero after `_carry`."""
     negative = np.int64(limbs[limbs.size - 1] < 0)

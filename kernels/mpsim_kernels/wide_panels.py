@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpsim_kernels._jit import inlined_kernel, kernel
+from mpsim_kernels._jit import inlined_kernel, inner_kernel, kernel
 from mpsim_kernels.lanes import TILE, WIDE_WIDTH, higher
 
 __all__ = ["WIDE_OVERFLOWN", "WidePanelNumbers", "make_wide_panel_rows"]
@@ -45,7 +45,7 @@ def _four(a: Any, k: Any) -> Any:
     return a[k], a[k + 1], a[k + 2], a[k + 3]
 
 
-@kernel
+@inner_kernel
 def _exponent(a: Any, b: Any) -> Any:
     return np.int16(a + b)
 
@@ -60,13 +60,13 @@ def _raise_top(a: Any, b: Any, top: Any) -> None:
         top[j] = higher(top[j], higher(low, high))
 
 
-@kernel
+@inner_kernel
 def _two_to(e: Any) -> Any:
     """Return ``2**e``."""
     return np.int64(np.int64(e + np.int64(1023)) << np.int64(52)).view(np.float64)
 
 
-@kernel
+@inner_kernel
 def _exponent_of(x: Any) -> Any:
     """Return the exponent of a nonnegative normal float64."""
     return np.int64(np.float64(x).view(np.int64) >> np.int64(52)) - np.int64(1023)
@@ -105,7 +105,7 @@ def _add_8(a: Any, b: Any, scale: Any, total: Any) -> None:
         total[j] += _sum_of_4(a0, b, j, s) + _sum_of_4(a1, b, j + 4 * WIDE_WIDTH, s)
 
 
-@kernel
+@inner_kernel
 def _rounded(units: Any) -> Any:
     """Return a nonnegative float64, rounded to the nearest integer, ties to even."""
     whole = np.trunc(units)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.floating_point import FLUSHES_AFTER_ROUNDING, fma
 from mpsim_kernels.fma_chain import (
@@ -151,27 +151,27 @@ def _may_be_tiny(panels: Panels) -> bool:
     return bool(low_a + low_b - 254 < -81)
 
 
-@kernel
+@inner_kernel
 def _flushed(x: Any, tiny: Any) -> Any:
     """Return ``x``, or the zero of its sign if it is tiny."""
     word = np.float32(x).view(np.int32)
     return np.int32(np.int32(word & SIGN) if tiny else word).view(np.float32)
 
 
-@kernel
+@inner_kernel
 def _flushed_fma(a: Any, a_up: Any, b: Any, c: Any) -> Any:
     """Return ``a * b + c`` without subnormal numbers; ``a_up`` is ``a`` in units of 2**-24."""
     return _flushed(fma(a, b, c), abs(fma(a_up, b, np.float32(c * _UP))) < _TINY_UP)
 
 
-@kernel
+@inner_kernel
 def _flushed_sum(x: Any, y: Any) -> Any:
     """Return ``x + y`` without subnormal numbers: a tiny sum of float32 is exact."""
     total = np.float32(x + y)
     return _flushed(total, abs(total) < _TINY)
 
 
-@kernel
+@inner_kernel
 def _flushed_step(a: Any, b: Any, acc: Any) -> None:
     """Run 8 products of a row: ``a`` is [8], ``b`` [8, W], the accumulators ``acc`` [W]."""
     a0, a1, a2, a3, a4, a5, a6, a7 = a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]
@@ -243,7 +243,7 @@ def _flushed_tile_rows(half: Any, a: Any, b: Any, acc: Any) -> None:
                     _close_tile(sums[0], sums[1], acc[i, p * width : (p + 1) * width])
 
 
-@kernel
+@inner_kernel
 def _close_tile(even: Any, odd: Any, acc: Any) -> None:
     """Add the two sums of an instruction, and their sum to the accumulators."""
     for j in range(acc.size):

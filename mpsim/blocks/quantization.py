@@ -24,6 +24,7 @@ from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.blocks import (
     BLOCK_EVENTS,
     STEPS,
+    count_bounds,
     fill_tables,
     make_fp4_quantizer,
     make_power_quantizer,
@@ -352,6 +353,10 @@ def _round_quotients(job: _Job, quotients: NDArray[np.float64], codes: NDArray[A
     if job.counters is not None:
         job.counters.clipped += int(np.count_nonzero(abs(quotients) > float(job.fmt.max_element)))
     if isinstance(element, FloatFormat):
+        if _is_plain(job) and _has_few_codes(job):
+            words, bounds, plan = quotients.view(np.uint64), element_bounds(element), job.plan
+            in_ranges(lambda start, stop: count_bounds(words, bounds, plan, start, stop, codes), words.size, _RANGE)
+            return
         encode(quotients, element, job.rounding, job.overflow, rng=job.rng, counters=elements, out=codes)
         return
     # Integers are the subnormals of a float format that goes on beyond them.
@@ -372,11 +377,25 @@ def _round_quotients(job: _Job, quotients: NDArray[np.float64], codes: NDArray[A
     codes[...] = np.where(negative, -integers, integers) & ((1 << element.bits) - 1)
 
 
+def _is_plain(job: _Job) -> bool:
+    return job.rounding is Rounding.NEAREST_EVEN and job.counters is None
+
+
+def _has_few_codes(job: _Job) -> bool:
+    """Whether elements have a sign and the codes 0 to `STEPS`, where they stay."""
+    element = job.fmt.element
+    return (
+        isinstance(element, FloatFormat)
+        and element.has_negative_zero
+        and element.has_subnormals
+        and element.max_code == STEPS == job.plan["element_over"]
+    )
+
+
 def _fast_kernel(job: _Job, words: NDArray[Any]) -> _Fast | None:
     """Return the kernel that does everything in one pass, or None where there is none."""
     f, plan = job.fmt, job.plan
-    plain = job.rounding is Rounding.NEAREST_EVEN and job.counters is None
-    if words.itemsize != 4 or not plain or f.length not in _FAST_LENGTHS or f.element.bits > 8:
+    if words.itemsize != 4 or not _is_plain(job) or f.length not in _FAST_LENGTHS or f.element.bits > 8:
         return None
     element = f.element
     # It treats both signs alike.
@@ -389,13 +408,13 @@ def _fast_kernel(job: _Job, words: NDArray[Any]) -> _Fast | None:
             return None
         power = make_power_quantizer(f.length)
         return lambda x, n, start, stop, scales, codes: power(x, n, start, stop, plan, scales, codes)
-    if isinstance(f.element, IntElement) or f.element.max_code != STEPS or words.size < _TABLES_FROM:
+    if isinstance(element, IntElement) or not _has_few_codes(job) or words.size < _TABLES_FROM:
         return None
     fp4 = make_fp4_quantizer(f.length)
     buckets = np.empty(1 << (8 + f.scale.m + 2), np.uint8)
     scale_first = np.empty(f.scale.max_code + 2, np.uint32)
     element_first = np.empty((f.scale.max_code + 1, STEPS), np.uint32)
-    fill_tables(plan, element_bounds(f.element), buckets, scale_first, element_first)
+    fill_tables(plan, element_bounds(element), buckets, scale_first, element_first)
     tables = buckets, scale_first, element_first
     return lambda x, n, start, stop, scales, codes: fp4(x, n, start, stop, plan, *tables, scales, codes)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import numba
 import pytest
 
+from mpsim_kernels._jit import inner_kernel
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 from mpsim.encoding import encode
@@ -44,3 +46,9 @@ def test_without_a_folder_to_write_kernels_are_compiled_all_the_same(tmp_path: P
     run(file / "below")
     assert file.read_text() == ""
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_part_of_kernels_is_not_called_from_python():
+    part = inner_kernel(lambda x: x)
+    with pytest.raises(TypeError, match="is a part of kernels, which alone can call it"):
+        part(1)
