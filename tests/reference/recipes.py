@@ -101,6 +101,47 @@ class History:
             self.scale = min(divide(self.largest / 2**self.margin, chosen), FLT_MAX)
 
 
+@dataclass(frozen=True)
+class KerasState:
+    """A tensor under Keras's float8: its newest amaxes, and the scale that its next cast divides by."""
+
+    fmt: FloatFormat
+    amax: tuple[float, ...]
+    scale: float = 1.0
+
+    def after(self, amax: float) -> KerasState:
+        """Return what a step that sees ``amax`` leaves: its scale is made before ``amax`` is there."""
+        known = amax_of(self.amax)
+        factor = divide(LARGEST[self.fmt.name], known) if is_usable(known) else divide(1.0, self.scale)
+        rest = (*self.amax[2:], self.amax[0]) if len(self.amax) > 1 else ()
+        return KerasState(self.fmt, (amax, *rest), divide(1.0, factor))
+
+    def plus(self, other: KerasState) -> KerasState:
+        """Return what a layer has that ran twice in a step: gradients are added up, and so are these."""
+        amax = tuple(add(a, b) for a, b in zip(self.amax, other.amax, strict=True))
+        return KerasState(self.fmt, amax, add(self.scale, other.scale))
+
+    def larger(self, other: KerasState) -> KerasState:
+        """Return what gradient accumulation makes of two passes."""
+        amax = tuple(max(a, b) for a, b in zip(self.amax, other.amax, strict=True))
+        return KerasState(self.fmt, amax, max(self.scale, other.scale))
+
+    def there_and_back(self, x: Matrix, compute: FloatFormat) -> Matrix:
+        """Return a matrix of numbers of a format, quantised and turned back in that format."""
+        scale = rounded(Fraction(self.scale), compute)
+        return [[self._one(v, scale, compute) for v in row] for row in x]
+
+    def _one(self, x: float, scale: float, compute: FloatFormat) -> float:
+        if math.isnan(x) or (x == 0 and scale == 0):
+            return math.nan
+        largest = LARGEST[self.fmt.name]
+        quotient = math.copysign(largest, x)
+        if scale and not math.isinf(x):
+            quotient = max(-largest, min(rounded(Fraction(x) / Fraction(scale), compute, zero=x), largest))
+        value = value_of(twin.encode(self.fmt, twin.number(quotient)), self.fmt)
+        return rounded(Fraction(value) * Fraction(scale), compute, zero=value)
+
+
 # Casts.
 
 
@@ -181,6 +222,13 @@ def accumulated(unit: fused_dot.Unit, a: Sequence[int], b: Sequence[int], split:
 def tensor_product(unit: fused_dot.Unit, a: Cast, b: Cast, i: int, j: int, split: bool) -> float:
     alpha = mul(a.inverse[i][0], b.inverse[j][0])
     return fma(accumulated(unit, a.codes[i], b.codes[j], split), alpha, 0.0)
+
+
+def plain_product(unit: fused_dot.Unit, a: Matrix, b: Matrix, i: int, j: int) -> float:
+    """Return an element of the product of matrices of the unit's formats, rounded to that of ``a``."""
+    left, right = ([twin.encode(fmt, twin.number(v)) for v in row] for fmt, row in ((unit.a, a[i]), (unit.b, b[j])))
+    sum_ = chain(unit, left, right)
+    return rounded(Fraction(sum_), unit.a, zero=sum_) if math.isfinite(sum_) else sum_
 
 
 def row_product(unit: fused_dot.Unit, a: Cast, b: Cast, i: int, j: int, split: bool) -> float:

@@ -352,7 +352,7 @@ def test_another_length_keeps_the_newest_entries(layer: nn.Linear):
 
 
 @machine_code
-@pytest.mark.parametrize("recipe", ["te-delayed", "te-nvfp4", "ms-amp"])
+@pytest.mark.parametrize("recipe", ["te-delayed", "te-nvfp4", "ms-amp", "keras-float8"])
 def test_a_resumed_run_is_that_without_a_break_bit_for_bit(tmp_path: Path, recipe: str):
     def fresh(seed: int) -> tuple[nn.Sequential, optim.AdamW]:
         model = nn.Sequential(nn.Linear(16, 8, rng=seed), nn.ReLU(), nn.Linear(8, 4, rng=seed + 1))

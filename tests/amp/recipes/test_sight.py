@@ -136,6 +136,21 @@ def test_numbers_are_shown_as_they_are_rounded_with_their_scale_on():
     assert {(each.kind, each.fmt) for each in keeper.shown} == {("operand", E4M3), ("gradient operand", E5M2)}
 
 
+def test_what_is_divided_by_its_scale_is_shown_so():
+    made, x = layer(2, 3), np.float32([[3.0, -0.1, 0.001]])
+    keeper = Keeper()
+    for _ in range(3):
+        keeper.shown.clear()
+        step(made, "keras-float8", x, keeper)
+    shown = next(each for each in keeper.shown if each.place == (INPUT, FORWARD))
+    scale = np.float32(1) / (np.float32(448) / np.float32(3))
+    assert_same_bits(shown.before, x / scale)
+    assert shown.after.tolist() == [[448.0, -15.0, 0.15625]]
+    source, factor = shown.origin.inputs
+    assert_same_bits(source, x)
+    assert_same_bits(factor, np.broadcast_to(np.float32(1) / scale, x.shape))
+
+
 def test_blocks_show_quotients_and_scales():
     x = numbers(3, 64)
     for recipe, fmt, rule in (("te-mxfp8", "mxfp8_e4m3", "rceil-fp32"), ("te-nvfp4", "nvfp4", "transformer-engine")):
@@ -162,6 +177,7 @@ EACH = [*BOTH, (WEIGHT, TO_INPUT), (GRADIENT, TO_WEIGHT), (INPUT, TO_WEIGHT)]
     [
         ("te-delayed", BOTH),  # a tensor and its transpose have the same codes
         ("te-current", BOTH),
+        ("keras-float8", BOTH),
         ("ms-amp", [*BOTH, ("linear weight gradient", TO_WEIGHT)]),
         ("torchao-rowwise", EACH),
         ("torchao-rowwise-gw-hp", EACH[:4]),
