@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from mpsim import units
-from mpsim.blocks import MXFP8_E4M3, NVFP4, RECIPES
+from mpsim.blocks import MXFP8_E4M3, NVFP4, RECIPES, ScaleRecipe
 from mpsim.formats import BF16, E2M1, E4M3, E5M2, FP32, FP64, FloatFormat
 from reference import blocks, fused_dot, scaled_dot, stochastic
 from reference import rounding as twin
@@ -266,19 +266,25 @@ def mxfp8(x: Matrix, rule: str) -> Blocks:
     )
 
 
-def nvfp4(x: Matrix, square: bool, draw: Callable[[int], int] | None = None) -> Blocks:
+def nvfp4(
+    x: Matrix, square: bool, draw: Callable[[int], int] | None = None, rule: str | ScaleRecipe = "transformer-engine"
+) -> Blocks:
     """Quantise rows, in blocks of 16 or in 16 x 16 tiles; ``draw`` gives 16 random bits for the element at a place."""
-    recipe, (m, k) = RECIPES["transformer-engine"], (len(x), len(x[0]))
-    tensor, encode = blocks.tensor_scales(NVFP4, recipe, max(abs(Fraction(v)) for row in x for v in row))
+    recipe, (m, k) = RECIPES[rule] if isinstance(rule, str) else rule, (len(x), len(x[0]))
+    whole = max(abs(Fraction(v)) for row in x for v in row)
+    tensor, encode = blocks.tensor_scales(NVFP4, recipe, whole)
     high = 16 if square else 1
     codes, scales = [[0] * k for _ in x], [[0] * -(-k // 16) for _ in x]
     for top in range(0, m, high):
         for left in range(0, k, 16):
-            places = [(i, j) for i in range(top, min(top + high, m)) for j in range(left, min(left + 16, k))]
+            places = [(i, j) for i in range(top, top + high) for j in range(left, left + 16)]
+            full = [x[i][j] if i < m and j < k else 0.0 for i, j in places]
             block = blocks.quantize_block(
-                NVFP4, [x[i][j] for i, j in places], recipe, overflow="saturate", tensor=tensor, encode=encode
+                NVFP4, full, recipe, overflow="saturate", tensor=tensor, encode=encode, whole=whole
             )
             for (i, j), code in zip(places, block.codes, strict=True):
+                if i >= m or j >= k:
+                    continue
                 codes[i][j], scales[i][left // 16] = code, block.scale
                 if draw is not None:
                     codes[i][j] = drawn(x[i][j], block.scale, tensor, draw(i * k + j))

@@ -14,7 +14,8 @@ from bits import assert_same_bits
 from mpsim import amp, nn, report
 from mpsim.amp.recipes import RECIPES, CurrentScaling, DelayedScaling, MXFP8Scaling, NVFP4Scaling, get_recipe
 from mpsim.amp.recipes.sight import Sight
-from mpsim.blocks import BlockCounters, quantize
+from mpsim.blocks import RECIPES as SCALE_RECIPES
+from mpsim.blocks import BlockCounters, element_scales, quantize, quotients
 from mpsim.counters import Counters
 from mpsim.formats import E2M1, E4M3, E5M2, FP32, FloatFormat
 from mpsim.observe import Record, observe
@@ -223,6 +224,17 @@ def test_what_has_the_scale_zero_is_lost():
     assert shown.counters.zeros == first["zeros"] + 1
     assert (shown.counters.elements, shown.counters.overflows) == (32, first["overflows"])
     assert shown.counters.inexact == first["inexact"] + 15
+
+
+def test_blocks_that_choose_show_the_quotients_that_were_kept():
+    x, counters = numbers(3, 64), BlockCounters()
+    keeper, rule = Keeper(), dataclasses.replace(SCALE_RECIPES["four-over-six"], quotients="exact")
+    step(layer(6, 64), NVFP4Scaling(four_over_six=("input",), four_over_six_rule=rule), x, keeper)
+    shown = next(each for each in keeper.shown if each.place == (INPUT, FORWARD))
+    q = quantize(x, "nvfp4", -1, rule, counters=counters)
+    assert shown.counters == counters.elements
+    assert_same_bits(shown.origin.inputs[1], element_scales(q))
+    assert_same_bits(shown.before, quotients(x, q, rule))
 
 
 def test_a_second_backward_pass_is_seen_too():
