@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mpsim.blocks.formats import BlockFormat, Element, IntElement
 from mpsim.blocks.rules import RECIPES, RuleLike, ScaleRecipe, ScaleRule
 from mpsim.exact import floor_log2, power_of_two, read_number
-from mpsim.formats import FloatFormat
+from mpsim.formats import E2M1, FloatFormat
 from mpsim.modes import Overflow
 from mpsim_kernels._threads import in_ranges
 from mpsim_kernels.blocks import PLAN, largest_finite
@@ -35,15 +35,19 @@ def rule_for(fmt: BlockFormat, rule: RuleLike) -> ScaleRule | ScaleRecipe:
                 f"it must be one of {', '.join(ScaleRule)}"
             )
         return ScaleRule.FLOOR if rule is None else ScaleRule.of(rule, "scale_rule")
-    if isinstance(rule, ScaleRecipe):
-        return rule
     name = "division" if rule is None else str(rule)
-    if name not in RECIPES:
+    if not isinstance(rule, ScaleRecipe):
+        if name not in RECIPES:
+            raise ValueError(
+                f"scale_rule is {name!r}; for the {fmt.scale} scales of {fmt} it must be a ScaleRecipe or one of "
+                f"{', '.join(RECIPES)}"
+            )
+        rule = RECIPES[name]
+    if rule.four_over_six is not None and fmt.element != E2M1:
         raise ValueError(
-            f"scale_rule is {name!r}; for the {fmt.scale} scales of {fmt} it must be a ScaleRecipe or one of "
-            f"{', '.join(RECIPES)}"
+            f"scale_rule {rule.name!r} chooses between 4 and 6, which is for e2m1 elements; {fmt} has none"
         )
-    return RECIPES[name]
+    return rule
 
 
 def _float32(x: Fraction) -> _Number:
@@ -80,7 +84,7 @@ def tensor_scales(
     amax = _largest_magnitude(words)
     if amax == 0:
         return one, one
-    full = Fraction(fmt.scale.max_finite) * fmt.max_element
+    full = Fraction(rule.largest_scale or fmt.scale.max_finite) * fmt.max_element
     if rule.times_encode:
         encode_scale = _float32(full / amax)
         encode_scale = encode_scale if encode_scale[0] else (1, -149)

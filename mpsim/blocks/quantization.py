@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim._arrays import apart, as_source, output_array
+from mpsim.blocks._choice import block_errors, cut, scaled, uncut
 from mpsim.blocks._plans import element_bounds, plan_for, rule_for, tensor_scales
-from mpsim.blocks.arrays import BlockArray, Place, dequantize, element_scales, first_element
+from mpsim.blocks.arrays import BlockArray, Place, dequantize, element_scales, first_element, scale_values
 from mpsim.blocks.formats import BlockFormat, BlockFormatLike, IntElement, get_block_format
-from mpsim.blocks.rules import RuleLike
+from mpsim.blocks.rules import RuleLike, ScaleRecipe
 from mpsim.counters import Counters
 from mpsim.encoding import decode, encode
 from mpsim.formats import E8M0, FloatFormat
@@ -158,11 +159,14 @@ def quantize(
     if rng is not None and mode is not Rounding.STOCHASTIC:
         raise ValueError(f"rng is given, but rounding is {mode.value!r}; only 'stochastic' draws random numbers")
     job = _Job(f, plan_for(f, rule, policy, tensor, encode_scale), mode, policy, rng, counters)
-    if words.size:
+    q = BlockArray(format=f, codes=codes, scales=scales, axis=place.axis, tensor_scale=math.ldexp(*tensor))
+    if isinstance(rule, ScaleRecipe) and rule.four_over_six is not None:
+        _choose(job, rule, source, q, math.ldexp(*encode_scale), tensor_scale is not None or not f.tensor_scale)
+    elif words.size:
         _run(job, words, place, scales.reshape(-1), codes.reshape(-1))
     if counters is not None:
         counters.blocks += scales.size
-    return BlockArray(format=f, codes=codes, scales=scales, axis=place.axis, tensor_scale=math.ldexp(*tensor))
+    return q
 
 
 def round_to(
@@ -231,21 +235,26 @@ def quotients(x: ArrayLike, q: BlockArray, scale_rule: RuleLike = None) -> NDArr
     if f.has_power_scales and source.dtype == np.float32:
         with default_environment(), np.errstate(all="ignore"):
             return source / element_scales(q)  # exact in float64
-    source, scales = (np.ascontiguousarray(np.moveaxis(a, q.axis, -1)) for a in (source, q.scales))
+    rule, words = rule_for(f, scale_rule), source.reshape(-1).view(f"u{source.itemsize}")
+    tensor = tensor_scales(f, rule, q.tensor_scale if f.tensor_scale else None, words)
+    return _divided(source, q.scales, q.axis, plan_for(f, rule, Overflow.SATURATE, *tensor), f.length)
+
+
+def _divided(
+    x: NDArray[Any], scales: NDArray[np.uint8], axis: int, plan: NDArray[Any], length: int
+) -> NDArray[np.float64]:
+    """Return what numbers are rounded from under scales along an axis."""
+    source, scales = (np.ascontiguousarray(np.moveaxis(a, axis, -1)) for a in (x, scales))
     words: NDArray[Any] = source.reshape(-1).view(f"u{source.itemsize}")
-    rule = rule_for(f, scale_rule)
-    plan = plan_for(
-        f, rule, Overflow.SATURATE, *tensor_scales(f, rule, q.tensor_scale if f.tensor_scale else None, words)
-    )
     found = np.empty(words.size, np.uint64)
     if words.size:
         narrow, n, flat = words.itemsize == 4, source.shape[-1], scales.reshape(-1)
         in_ranges(
             lambda start, stop: scale_elements(words, narrow, n, start, stop, plan, flat, 0, found),
             flat.size,
-            max(_RANGE // 8 // f.length, 1),
+            max(_RANGE // 8 // length, 1),
         )
-    return np.ascontiguousarray(np.moveaxis(found.view(np.float64).reshape(source.shape), -1, q.axis))
+    return np.ascontiguousarray(np.moveaxis(found.view(np.float64).reshape(source.shape), -1, axis))
 
 
 class _Job(NamedTuple):
@@ -390,6 +399,44 @@ def _has_few_codes(job: _Job) -> bool:
         and element.has_subnormals
         and element.max_code == STEPS == job.plan["element_over"]
     )
+
+
+def _choose(
+    job: _Job, recipe: ScaleRecipe, source: NDArray[Any], q: BlockArray, encode_scale: float, given: bool
+) -> None:
+    """Quantise into ``q`` with the largest elements of blocks at 6 and at 4, and keep what is nearer."""
+    f, axis = q.format, q.axis
+    element = f.element
+    assert isinstance(element, FloatFormat)
+    if job.rounding is Rounding.STOCHASTIC:
+        raise ValueError(f"rounding is 'stochastic', but {recipe.name!r} compares errors: choose another rounding")
+    if source.size == 0:
+        return
+    with default_environment(), np.errstate(all="ignore"):
+        x = cut(source, axis, f.length)
+        sizes = abs(x)
+        amax = np.max(sizes, axis=-1).astype(np.float64)
+        amax[np.isinf(amax)] = np.nan
+        whole = np.max(sizes, initial=0, where=np.isfinite(x))
+        x = x.astype(np.float32)
+    full = (recipe.largest_scale or f.scale.max_finite) * float(f.max_element)
+    undone = (q.tensor_scale, 1.0) if given else (whole, full)
+    both, found, errors = scaled(f, recipe, amax, q.tensor_scale, encode_scale), [], []
+    for each in both:
+        found.append(_divided(source, np.moveaxis(each.codes, -1, axis), axis, job.plan, f.length))
+        values = decode(encode(found[-1], element, job.rounding, job.overflow), element)
+        numbers = scale_values(f.scale, 1.0)[each.codes].astype(np.float32)
+        errors.append(block_errors(recipe, x, cut(values, axis, f.length), numbers, *undone))
+    four = errors[1] < errors[0]
+    spread = uncut(np.broadcast_to(four[..., None], x.shape), axis, source.shape[axis])
+    _round_quotients(job, np.where(spread, found[1], found[0]), q.codes)
+    codes, saturated, underflowed = (np.where(four, b, a) for a, b in zip(*both, strict=True))
+    q.scales[...] = np.moveaxis(codes, -1, axis)
+    if job.counters is not None:
+        job.counters.zero_blocks += int(np.count_nonzero(amax == 0))
+        job.counters.nan_blocks += int(np.count_nonzero(np.isnan(amax)))
+        job.counters.scales_saturated += int(np.count_nonzero(saturated))
+        job.counters.scales_underflowed += int(np.count_nonzero(underflowed))
 
 
 def _fast_kernel(job: _Job, words: NDArray[Any]) -> _Fast | None:

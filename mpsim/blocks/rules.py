@@ -44,6 +44,15 @@ class ScaleRecipe:
 
     The scale of the tensor is ``s_t = fl(amax_tensor / (max_scale * max))``, or 1 where the format has none; that of a
     block is ``fl(fl(amax / max) / s_t)``, rounded to the scale format and held within its range.
+
+    Notes
+    -----
+    Four over six (Cook et al. 2025, arXiv 2512.02010): a block is quantised a second time, with ``fl(1.5 * scale)``
+    before its rounding, so that its largest element becomes 4 rather than 6, and what is nearer to the numbers is
+    kept; where both are equally near, or an error is not a number, that is 6. Errors are what Transformer Engine adds
+    up in float32: ``fl(fl(fl(element * s_b) * amax_tensor) / (max_scale * max))`` minus the number, or ``fl(fl(element
+    * s_b) * s_t)`` where ``s_t`` is given; those of 16 elements from left to right, several sixteens by halves. Numbers
+    in float64 are rounded to float32 for that.
     """
 
     name: str
@@ -58,6 +67,12 @@ class ScaleRecipe:
     quotients: Literal["exact", "division", "reciprocal"] = "exact"
     """Elements are rounded from the exact ``x / (s_b * s_t)``; or, as programs do, from ``fl(x / fl(s_b * s_t))`` or
     ``fl(x * fl(1 / fl(s_b * s_t)))``."""
+    four_over_six: Literal["mse", "mae", "max"] | None = None
+    """How the errors of a block count that chooses between 4 and 6 as its largest E2M1 element: their squares, sizes,
+    or the largest size; None always takes 6."""
+    largest_scale: int | None = None
+    """What stands for ``max_scale``, if not the largest number of the format: under 256 in E4M3 no block that takes 4
+    is clipped."""
     source: str = ""
 
 
@@ -71,6 +86,14 @@ RECIPES: dict[str, ScaleRecipe] = {
             times_encode=True,
             quotients="reciprocal",
             source="Transformer Engine, reference of its NVFP4 quantizer",
+        ),
+        ScaleRecipe(
+            name="four-over-six",
+            times_encode=True,
+            quotients="reciprocal",
+            four_over_six="mse",
+            largest_scale=256,
+            source="Cook et al. 2025, arXiv 2512.02010; Transformer Engine, whose errors are sizes unless told",
         ),
     )
 }

@@ -41,6 +41,9 @@ VARIANTS = [
     replace(RECIPES["division"], name="inverse", times_inverse=True),
     replace(RECIPES["torchao"], name="upward", rounding="up", least="subnormal"),
     replace(RECIPES["transformer-engine"], name="reciprocal", times_encode=False, times_inverse=True),
+    replace(RECIPES["four-over-six"], name="four-over-six-mae", four_over_six="mae", largest_scale=None),
+    replace(RECIPES["torchao"], name="four-over-six-max", four_over_six="max", rounding="up"),
+    replace(RECIPES["division"], name="four-over-six-inverse", four_over_six="mse", times_inverse=True),
 ]
 WHAT_IFS = [
     replace(MXFP4, name="mxfp4-16", length=16),

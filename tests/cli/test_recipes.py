@@ -13,6 +13,7 @@ def test_all_recipes_are_listed_with_their_formats(capsys: pytest.CaptureFixture
     assert rows.keys() == RECIPES.keys()
     assert rows["te-delayed"] == ["delayed", "e4m3", "e5m2", "backward"]
     assert rows["te-block"] == ["block", "e4m3", "e4m3", "all"]
+    assert rows["keras-float8"] == ["keras", "e4m3", "e5m2", "none"]
     assert rows["torchao-rowwise"] == ["rowwise", "e4m3", "e4m3", "none"]
 
 

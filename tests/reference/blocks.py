@@ -4,6 +4,9 @@ Every rule is written as its definition: a scale is searched for, not computed f
 formats and recipes are read.
 """
 
+import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -113,7 +116,8 @@ def tensor_scales(fmt: BlockFormat, recipe: ScaleRecipe, amax: Fraction) -> tupl
     """Return the scale of the tensor and its encode scale."""
     if not fmt.tensor_scale or amax == 0:
         return Fraction(1), Fraction(1)
-    full = Fraction(twin.magnitude(fmt.scale, twin.largest(fmt.scale)), 1 << twin.SCALE) * largest_element(fmt)
+    largest = Fraction(twin.magnitude(fmt.scale, twin.largest(fmt.scale)), 1 << twin.SCALE)
+    full = Fraction(recipe.largest_scale or largest) * largest_element(fmt)
     if recipe.times_encode:
         encode = bounded(fl(full / amax)) or power(-149)
         return bounded(fl(1 / encode)), encode
@@ -121,12 +125,16 @@ def tensor_scales(fmt: BlockFormat, recipe: ScaleRecipe, amax: Fraction) -> tupl
     return scale, bounded(fl(1 / scale))
 
 
-def float_scale(fmt: BlockFormat, recipe: ScaleRecipe, amax: Fraction, tensor: Fraction, encode: Fraction) -> int:
+def float_scale(
+    fmt: BlockFormat, recipe: ScaleRecipe, amax: Fraction, tensor: Fraction, encode: Fraction, four: bool = False
+) -> int:
     """Return the code of the scale of a block before it is held in range; one past the largest is overflow."""
     largest = largest_element(fmt)
     amax = fl(amax)
     ratio = fl(amax * fl(1 / largest)) if recipe.times_inverse else fl(amax / largest)
     ratio = fl(ratio * encode) if recipe.times_encode else fl(ratio / tensor)
+    if four:
+        ratio = fl(ratio * Fraction(6, 4))
     return twin.round_magnitude(fmt.scale, scaled(ratio), False, recipe.rounding)
 
 
@@ -190,8 +198,76 @@ def quantize_block(
     overflow: str = "saturate",
     tensor: Fraction = Fraction(1),
     encode: Fraction = Fraction(1),
+    whole: Fraction | None = None,
 ) -> Block:
-    """Quantise the numbers of one block."""
+    """Quantise the numbers of one block; ``whole`` is the amax of the tensor, where its scale follows from that."""
+    six = scaled_block(fmt, x, rule, mode, overflow, tensor, encode)
+    if isinstance(rule, str) or rule.four_over_six is None:
+        return six
+    four = scaled_block(fmt, x, rule, mode, overflow, tensor, encode, four=True)
+    errors = [block_error(fmt, rule, x, block, tensor, whole) for block in (four, six)]
+    return four if errors[0] < errors[1] else six
+
+
+def single(op: Callable[[Any, Any], Any], a: float, b: float) -> float:
+    """Return the result of an operation on two float32, rounded to float32."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return float(op(a, b))
+    exact = op(Fraction(a), Fraction(b))
+    size = fl(abs(exact))
+    result = math.inf if size > FLOAT32_MAX else float(size)
+    return -result if exact < 0 else result
+
+
+def as_single(x: float | Fraction) -> float:
+    return x if isinstance(x, float) and not math.isfinite(x) else single(operator.add, x, 0.0)  # type: ignore[arg-type]
+
+
+def block_error(
+    fmt: BlockFormat, recipe: ScaleRecipe, x: list[float], block: Block, tensor: Fraction, whole: Fraction | None
+) -> float:
+    """Return how far a block is from its numbers, as Transformer Engine adds it up in float32."""
+    scale = scale_value(fmt, block.scale)
+    if scale is None:
+        return math.nan
+    errors = []
+    for number, code in zip(x, block.codes, strict=True):
+        value = single(operator.mul, twin.to_float(twin.decode(fmt.element, code)), float(scale))
+        if whole is None:
+            value = single(operator.mul, value, float(tensor))
+        else:
+            full = (recipe.largest_scale or int(fmt.scale.max_finite)) * 6.0
+            value = single(operator.truediv, single(operator.mul, value, as_single(whole)), full)
+        difference = single(operator.sub, value, as_single(number))
+        errors.append(
+            single(operator.mul, difference, difference) if recipe.four_over_six == "mse" else abs(difference)
+        )
+    if recipe.four_over_six == "max":
+        return math.nan if any(math.isnan(e) for e in errors) else max(errors)
+    sums = []
+    for start in range(0, len(errors), 16):
+        sums.append(0.0)
+        for error in errors[start : start + 16]:
+            sums[-1] = single(operator.add, sums[-1], error)
+    while len(sums) & (len(sums) - 1):
+        sums.append(0.0)
+    while len(sums) > 1:
+        half = len(sums) // 2
+        sums = [single(operator.add, a, b) for a, b in zip(sums[:half], sums[half:], strict=True)]
+    return sums[0]
+
+
+def scaled_block(
+    fmt: BlockFormat,
+    x: list[float],
+    rule: str | ScaleRecipe,
+    mode: str,
+    overflow: str,
+    tensor: Fraction,
+    encode: Fraction,
+    four: bool = False,
+) -> Block:
+    """Quantise the numbers of one block, the largest of them to about 6, or 4."""
     numbers = [twin.number(v) for v in x]
     if any(number.kind != "finite" for number in numbers):
         return Block(twin.nan(fmt.scale, False), [nan_code(fmt)] * len(x), {"nan_blocks"})
@@ -200,7 +276,7 @@ def quantize_block(
     last = twin.largest(fmt.scale)
     if isinstance(rule, ScaleRecipe):
         least = {"zero": 0, "subnormal": 1, "normal": twin.smallest_normal(fmt.scale)}[rule.least]
-        code = float_scale(fmt, rule, amax, tensor, encode) if amax else 0
+        code = float_scale(fmt, rule, amax, tensor, encode, four) if amax else 0
         lowest = max(least, 1)
     else:
         # The code of a power of two is its exponent, counted from the smallest.
@@ -234,9 +310,13 @@ def quantize_rows(
 ) -> tuple[np.ndarray, np.ndarray, Fraction]:
     """Return codes, scales and the scale of the tensor for rows [m, n] cut into blocks along the last axis."""
     tensor = encode = Fraction(1)
+    whole = None
     if isinstance(rule, ScaleRecipe):
         finite = [abs(Fraction(v)) for v in x.reshape(-1).tolist() if np.isfinite(v)]
-        tensor, encode = tensor_scales(fmt, rule, max(finite, default=Fraction(0)))
+        whole = max(finite, default=Fraction(0))
+        tensor, encode = tensor_scales(fmt, rule, whole)
+        if tensor_scale is not None or not fmt.tensor_scale:
+            whole = None
         if tensor_scale is not None:
             tensor = bounded(fl(Fraction(tensor_scale)))
             encode = bounded(fl(1 / tensor))
@@ -245,7 +325,7 @@ def quantize_rows(
     scales = np.zeros((x.shape[0], len(cuts)), np.uint8)
     for i, row in enumerate(x.tolist()):
         for j, cut in enumerate(cuts):
-            block = quantize_block(fmt, row[cut : cut + fmt.length], rule, mode, overflow, tensor, encode)
+            block = quantize_block(fmt, row[cut : cut + fmt.length], rule, mode, overflow, tensor, encode, whole)
             scales[i, j] = block.scale
             codes[i, cut : cut + fmt.length] = block.codes
     dtype = np.uint8 if fmt.element.bits <= 8 else np.uint16

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from mpsim import units
-from mpsim.blocks import MXFP8_E4M3, NVFP4, RECIPES
+from mpsim.blocks import MXFP8_E4M3, NVFP4, RECIPES, ScaleRecipe
 from mpsim.formats import BF16, E2M1, E4M3, E5M2, FP32, FP64, FloatFormat
 from reference import blocks, fused_dot, scaled_dot, stochastic
 from reference import rounding as twin
@@ -101,6 +101,47 @@ class History:
             self.scale = min(divide(self.largest / 2**self.margin, chosen), FLT_MAX)
 
 
+@dataclass(frozen=True)
+class KerasState:
+    """A tensor under Keras's float8: its newest amaxes, and the scale that its next cast divides by."""
+
+    fmt: FloatFormat
+    amax: tuple[float, ...]
+    scale: float = 1.0
+
+    def after(self, amax: float) -> KerasState:
+        """Return what a step that sees ``amax`` leaves: its scale is made before ``amax`` is there."""
+        known = amax_of(self.amax)
+        factor = divide(LARGEST[self.fmt.name], known) if is_usable(known) else divide(1.0, self.scale)
+        rest = (*self.amax[2:], self.amax[0]) if len(self.amax) > 1 else ()
+        return KerasState(self.fmt, (amax, *rest), divide(1.0, factor))
+
+    def plus(self, other: KerasState) -> KerasState:
+        """Return what a layer has that ran twice in a step: gradients are added up, and so are these."""
+        amax = tuple(add(a, b) for a, b in zip(self.amax, other.amax, strict=True))
+        return KerasState(self.fmt, amax, add(self.scale, other.scale))
+
+    def larger(self, other: KerasState) -> KerasState:
+        """Return what gradient accumulation makes of two passes."""
+        amax = tuple(max(a, b) for a, b in zip(self.amax, other.amax, strict=True))
+        return KerasState(self.fmt, amax, max(self.scale, other.scale))
+
+    def there_and_back(self, x: Matrix, compute: FloatFormat) -> Matrix:
+        """Return a matrix of numbers of a format, quantised and turned back in that format."""
+        scale = rounded(Fraction(self.scale), compute)
+        return [[self._one(v, scale, compute) for v in row] for row in x]
+
+    def _one(self, x: float, scale: float, compute: FloatFormat) -> float:
+        if math.isnan(x) or (x == 0 and scale == 0):
+            return math.nan
+        largest = LARGEST[self.fmt.name]
+        quotient = math.copysign(largest, x)
+        if scale and not math.isinf(x):
+            quotient = max(-largest, min(rounded(Fraction(x) / Fraction(scale), compute, zero=x), largest))
+        value = value_of(twin.encode(self.fmt, twin.number(quotient)), self.fmt)
+        return rounded(Fraction(value) * Fraction(scale), compute, zero=value)
+
+
 # Casts.
 
 
@@ -183,6 +224,13 @@ def tensor_product(unit: fused_dot.Unit, a: Cast, b: Cast, i: int, j: int, split
     return fma(accumulated(unit, a.codes[i], b.codes[j], split), alpha, 0.0)
 
 
+def plain_product(unit: fused_dot.Unit, a: Matrix, b: Matrix, i: int, j: int) -> float:
+    """Return an element of the product of matrices of the unit's formats, rounded to that of ``a``."""
+    left, right = ([twin.encode(fmt, twin.number(v)) for v in row] for fmt, row in ((unit.a, a[i]), (unit.b, b[j])))
+    sum_ = chain(unit, left, right)
+    return rounded(Fraction(sum_), unit.a, zero=sum_) if math.isfinite(sum_) else sum_
+
+
 def row_product(unit: fused_dot.Unit, a: Cast, b: Cast, i: int, j: int, split: bool) -> float:
     sum_ = accumulated(unit, a.codes[i], b.codes[j], split)
     return add(mul(mul(sum_, b.inverse[j][0]), a.inverse[i][0]), 0.0)
@@ -218,19 +266,25 @@ def mxfp8(x: Matrix, rule: str) -> Blocks:
     )
 
 
-def nvfp4(x: Matrix, square: bool, draw: Callable[[int], int] | None = None) -> Blocks:
+def nvfp4(
+    x: Matrix, square: bool, draw: Callable[[int], int] | None = None, rule: str | ScaleRecipe = "transformer-engine"
+) -> Blocks:
     """Quantise rows, in blocks of 16 or in 16 x 16 tiles; ``draw`` gives 16 random bits for the element at a place."""
-    recipe, (m, k) = RECIPES["transformer-engine"], (len(x), len(x[0]))
-    tensor, encode = blocks.tensor_scales(NVFP4, recipe, max(abs(Fraction(v)) for row in x for v in row))
+    recipe, (m, k) = RECIPES[rule] if isinstance(rule, str) else rule, (len(x), len(x[0]))
+    whole = max(abs(Fraction(v)) for row in x for v in row)
+    tensor, encode = blocks.tensor_scales(NVFP4, recipe, whole)
     high = 16 if square else 1
     codes, scales = [[0] * k for _ in x], [[0] * -(-k // 16) for _ in x]
     for top in range(0, m, high):
         for left in range(0, k, 16):
-            places = [(i, j) for i in range(top, min(top + high, m)) for j in range(left, min(left + 16, k))]
+            places = [(i, j) for i in range(top, top + high) for j in range(left, left + 16)]
+            full = [x[i][j] if i < m and j < k else 0.0 for i, j in places]
             block = blocks.quantize_block(
-                NVFP4, [x[i][j] for i, j in places], recipe, overflow="saturate", tensor=tensor, encode=encode
+                NVFP4, full, recipe, overflow="saturate", tensor=tensor, encode=encode, whole=whole
             )
             for (i, j), code in zip(places, block.codes, strict=True):
+                if i >= m or j >= k:
+                    continue
                 codes[i][j], scales[i][left // 16] = code, block.scale
                 if draw is not None:
                     codes[i][j] = drawn(x[i][j], block.scale, tensor, draw(i * k + j))

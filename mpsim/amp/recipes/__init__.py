@@ -4,6 +4,7 @@ from mpsim.amp.recipes.base import Recipe
 from mpsim.amp.recipes.blockwise import BlockScaling
 from mpsim.amp.recipes.catalogue import RECIPES, get_recipe
 from mpsim.amp.recipes.delayed import DelayedScaling, rolled
+from mpsim.amp.recipes.keras import KerasScaling
 from mpsim.amp.recipes.microscaling import MXFP8Scaling
 from mpsim.amp.recipes.nvfp4 import NVFP4Scaling, hadamard, hadamard_transform
 from mpsim.amp.recipes.operands import Scaled
@@ -19,6 +20,7 @@ __all__ = [
     "BlockScaling",
     "CurrentScaling",
     "DelayedScaling",
+    "KerasScaling",
     "MXFP8Scaling",
     "NVFP4Scaling",
     "Recipe",

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from mpsim.amp.recipes.base import BACKWARD, Recipe, named
 from mpsim.amp.recipes.blockwise import BlockScaling
 from mpsim.amp.recipes.delayed import DelayedScaling
+from mpsim.amp.recipes.keras import KerasScaling
 from mpsim.amp.recipes.microscaling import MXFP8Scaling
 from mpsim.amp.recipes.nvfp4 import NVFP4Scaling
 from mpsim.amp.recipes.tensorwise import CurrentScaling, RowwiseScaling
@@ -39,6 +40,7 @@ RECIPES: dict[str, Recipe] = {
     "deepseek-v3": BlockScaling(
         rule="deepgemm", power_of_two=False, source="DeepSeek-V3, arXiv 2412.19437, 3.3; casts and product of DeepGEMM"
     ),
+    "keras-float8": KerasScaling(source="Keras 3, Dense under the float8 policies"),
     "ms-amp": CurrentScaling(
         power_of_two=True,
         keep_last=True,

@@ -13,7 +13,7 @@ from mpsim.amp.recipes.base import BACKWARD, Array, Recipe, refuse_attention
 from mpsim.amp.recipes.microscaling import block_row, multiply_blocks, quantize_tiles, require_one_chain
 from mpsim.amp.recipes.sight import Sight
 from mpsim.amp.recipes.site import RecipeSite
-from mpsim.blocks import NVFP4, BlockArray, quantize
+from mpsim.blocks import NVFP4, BlockArray, ScaleRecipe, quantize
 from mpsim.formats import BF16, E2M1, get_format
 from mpsim.matmul import matmul
 from mpsim.ops import Product, Roles
@@ -76,7 +76,8 @@ class NVFP4Scaling(Recipe):
 
     Transformer Engine's ``NVFP4BlockScaling`` (NVIDIA 2025, arXiv 2509.25149): weights have scales for 16 x 16 tiles,
     gradients are rounded stochastically, and in the product for the gradient of the weight both operands go
-    through a random Hadamard transform first. The "4 or 6" choice of a block's largest element is left out.
+    through a random Hadamard transform first. With ``four_over_six`` blocks choose whether their largest element
+    becomes 4 or 6, which Transformer Engine does without the transform and without stochastic gradients alone.
 
     Notes
     -----
@@ -96,6 +97,10 @@ class NVFP4Scaling(Recipe):
     """Roles whose 16 x 16 tiles share a scale."""
     scale_rule: str = "transformer-engine"
     """A recipe of `blocks.RECIPES`."""
+    four_over_six: tuple[str, ...] = ()
+    """Roles that choose between 4 and 6 instead: ``"input"``, ``"weight"``, ``"gradient"``."""
+    four_over_six_rule: str | ScaleRecipe = "four-over-six"
+    """How they do: a recipe of `blocks.RECIPES`, or a variant of one."""
     signs: tuple[int, ...] = SIGNS
 
     def __post_init__(self) -> None:
@@ -103,6 +108,11 @@ class NVFP4Scaling(Recipe):
         require_one_chain(self)
         if {get_format(self.forward), get_format(self.backward)} != {E2M1}:
             raise ValueError(f"forward is {self.forward!r} and backward {self.backward!r}; NVFP4 has e2m1 for both")
+        wrong = set(self.four_over_six) - {"input", "weight", "gradient"}
+        if wrong:
+            raise ValueError(f"four_over_six has {wrong.pop()!r}; there are input, weight, gradient")
+        if self.stochastic and "gradient" in self.four_over_six:
+            raise ValueError("four_over_six has 'gradient', but stochastic is True: errors are compared to nearest")
         if len(self.signs) != _POINTS or not {*self.signs} <= {1, -1}:
             raise ValueError(f"signs is {self.signs}; {_POINTS} numbers 1 or -1 are needed")
         refuse_attention(self, "NVFP4 is", "MXFP8Scaling")
@@ -124,13 +134,14 @@ class NVFP4Scaling(Recipe):
         """Return a matrix in NVFP4, with blocks along K, its last axis (-1) or the one before."""
         sight, square = sight or Sight(), role in self.square
         counters = sight.counters(role, whole=square)
-        options: dict[str, Any] = {"scale_rule": self.scale_rule, "counters": counters}
+        rule = self.four_over_six_rule if role in self.four_over_six else self.scale_rule
+        options: dict[str, Any] = {"scale_rule": rule, "counters": counters}
         if self.stochastic and role == "gradient":
             draws = draws or Draws()
             rng = dataclasses.replace(draws, bits=presets.RANDOM_BITS["nvidia"]["e2m1"])
             options |= {"rounding": "stochastic", "rng": rng}
         q = quantize_tiles(x, NVFP4, axis % 2, **options) if square else quantize(x, NVFP4, axis, **options)
-        sight.quantized(x, q, self.scale_rule, role, square, counters)
+        sight.quantized(x, q, rule, role, square, counters)
         return q
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:

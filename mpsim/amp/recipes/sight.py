@@ -85,7 +85,15 @@ class Sight:
         self._again = self._key in self._products
         self._products.add(self._key)
 
-    def cast(self, x: Array, scale: Array, fmt: FloatFormat, role: str, whole: bool = False) -> Array:
+    def cast(
+        self,
+        x: Array,
+        scale: Array,
+        fmt: FloatFormat,
+        role: str,
+        whole: bool = False,
+        scaled: Array | None = None,
+    ) -> Array:
         """Return ``x * scale`` in a format, as `scales.cast`.
 
         Parameters
@@ -96,14 +104,15 @@ class Sight:
         role : str
         whole : bool
             Whether the tensor has the same codes in every product.
+        scaled : array, shape of ``x``, optional
+            What is rounded, where that is not ``x * scale`` in float32.
         """
         observer = self._observer(role, whole)
         if observer is None:
-            return cast(x, scale, fmt)
-        counters = Counters()
-        after = cast(x, scale, fmt, counters)
-        inputs = x, np.broadcast_to(scale, x.shape)
-        self._show(observer, role, fmt, times(x, scale), after, counters, _CASTS, inputs)
+            return cast(x, scale, fmt) if scaled is None else round_to(scaled, fmt, overflow="saturate")
+        counters, before = Counters(), times(x, scale) if scaled is None else scaled
+        after = round_to(before, fmt, overflow="saturate", counters=counters)
+        self._show(observer, role, fmt, before, after, counters, _CASTS, (x, np.broadcast_to(scale, x.shape)))
         return after
 
     def counters(self, role: str, whole: bool = False) -> BlockCounters | None:

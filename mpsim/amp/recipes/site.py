@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.amp.recipes.sight import Sight
+from mpsim.formats import FP32, FloatFormat
 from mpsim.nn import Module
 from mpsim.ops import Call, Product, Roles
 from mpsim.stochastic import Draws
@@ -56,6 +57,8 @@ class LayerState:
     """By role."""
     steps: int = 0
     """How often the layer ran with gradients, which numbers its random streams."""
+    origins: dict[str, AmaxHistory] = field(default_factory=dict)
+    """By role, what a history was made from where it replaced another."""
 
     def history(self, role: str, length: int) -> AmaxHistory:
         """Return the history of a role, a new one where there is none yet."""
@@ -81,6 +84,12 @@ class RecipeSite:
     """Scales of roles that were cast already, which the backward pass uses again."""
     sight: Sight = field(default_factory=Sight)
     """Casts operands, and shows that to an observer."""
+    format: FloatFormat = FP32
+    """Format of the inputs, once there are some."""
+    found: dict[str, AmaxHistory] = field(default_factory=dict)
+    """Histories of roles as the forward pass found them."""
+    made: dict[str, AmaxHistory | None] = field(default_factory=dict)
+    """Histories of roles that are to replace them; None once they have."""
 
     @classmethod
     def alone(cls, unit: UnitLike = "native") -> RecipeSite:
@@ -94,6 +103,7 @@ class RecipeSite:
     def matmul(self, call: Call, a: Array, b: Array, product: Product, roles: Roles) -> Array:
         """Return ``a @ b`` in FP32."""
         assert self.recipe is not None
+        self.format = call.fmt
         if product in self.recipe.unquantized:
             return call.unscaled(a, b, product)
         if roles[1] == "weight" and self.weight is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,8 @@ from mpsim.amp.recipes import (
     hadamard,
     hadamard_transform,
 )
+from mpsim.blocks import RECIPES as SCALE_RECIPES
+from mpsim.blocks import ScaleRecipe
 from mpsim.formats import FP32, get_format
 from mpsim.tensor import Tensor
 from reference import recipes as twin
@@ -227,6 +230,31 @@ def test_nvfp4_is_the_twins_bit_for_bit(whole: bool):
         a = twin.nvfp4(left, square=False, draw=draw)
         b = twin.nvfp4(right, square=whole and pair.roles[1] == "weight")
         assert_blocks(recipe.quantize(np.float32(right).T, pair.roles[1], -2), True, b)
+        assert_elements(got[product], lambda i, j: twin.blocks_product(unit, a, b, i, j))  # noqa: B023
+
+
+CHOICES = [
+    "four-over-six",
+    dataclasses.replace(SCALE_RECIPES["four-over-six"], four_over_six="mae", largest_scale=None),
+]
+
+
+@pytest.mark.parametrize("rule", CHOICES, ids=["mse", "mae"])
+@pytest.mark.parametrize("square", [(), ("weight", "gradient")], ids=["rows", "tiles"])
+def test_four_over_six_is_the_twins_bit_for_bit(rule: str | ScaleRecipe, square: tuple[str, ...]):
+    roles, arrays, unit = ("weight", "gradient"), numbers(SMALL), twin.scaled_unit("b200", fp4=True)
+    recipe = NVFP4Scaling(
+        stochastic=False, transform=False, square=square, four_over_six=roles, four_over_six_rule=rule
+    )
+    got = engine(recipe, "b200", arrays)
+    for product in PRODUCTS:
+        pair = twin.operands(product, *lists(arrays))
+        a, b = (
+            twin.nvfp4(x, role in square, rule=rule if role in roles else "transformer-engine")
+            for x, role in zip((pair.a, pair.b), pair.roles, strict=True)
+        )
+        assert_blocks(recipe.quantize(np.float32(pair.a), pair.roles[0], -1), False, a)
+        assert_blocks(recipe.quantize(np.float32(pair.b).T, pair.roles[1], -2), True, b)
         assert_elements(got[product], lambda i, j: twin.blocks_product(unit, a, b, i, j))  # noqa: B023
 
 

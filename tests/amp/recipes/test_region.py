@@ -14,7 +14,15 @@ import pytest
 
 from bits import assert_same_bits
 from mpsim import amp, checkpoint, nn, no_grad, optim, units
-from mpsim.amp.recipes import RECIPES, CurrentScaling, DelayedScaling, MXFP8Scaling, RecipeSite, get_recipe
+from mpsim.amp.recipes import (
+    RECIPES,
+    CurrentScaling,
+    DelayedScaling,
+    MXFP8Scaling,
+    NVFP4Scaling,
+    RecipeSite,
+    get_recipe,
+)
 from mpsim.amp.recipes.site import _STATES
 from mpsim.blocks import round_to
 from mpsim.formats import BF16, FP16, FP32, FP64
@@ -352,7 +360,7 @@ def test_another_length_keeps_the_newest_entries(layer: nn.Linear):
 
 
 @machine_code
-@pytest.mark.parametrize("recipe", ["te-delayed", "te-nvfp4", "ms-amp"])
+@pytest.mark.parametrize("recipe", ["te-delayed", "te-nvfp4", "ms-amp", "keras-float8"])
 def test_a_resumed_run_is_that_without_a_break_bit_for_bit(tmp_path: Path, recipe: str):
     def fresh(seed: int) -> tuple[nn.Sequential, optim.AdamW]:
         model = nn.Sequential(nn.Linear(16, 8, rng=seed), nn.ReLU(), nn.Linear(8, 4, rng=seed + 1))
@@ -421,6 +429,8 @@ def test_a_recipe_that_cannot_work_is_an_error():
         (lambda: MXFP8Scaling(split=("forward",)), "every product is one chain"),
         (lambda: dataclasses.replace(get_recipe("te-nvfp4"), backward="e4m3"), "NVFP4 has e2m1 for both"),
         (lambda: dataclasses.replace(get_recipe("te-nvfp4"), signs=(1, -1)), "16 numbers 1 or -1"),
+        (lambda: NVFP4Scaling(four_over_six=("bias",)), "four_over_six has 'bias'"),
+        (lambda: NVFP4Scaling(four_over_six=("gradient",)), "but stochastic is True"),
         (lambda: dataclasses.replace(get_recipe("te-block"), split=()), "all products are split"),
         (lambda: dataclasses.replace(get_recipe("te-block"), rule="deepgemm"), "power_of_two=False goes with it"),
         (lambda: dataclasses.replace(get_recipe("te-block"), rule="cublas"), "rule is 'cublas'"),

@@ -14,7 +14,8 @@ from bits import assert_same_bits
 from mpsim import amp, nn, report
 from mpsim.amp.recipes import RECIPES, CurrentScaling, DelayedScaling, MXFP8Scaling, NVFP4Scaling, get_recipe
 from mpsim.amp.recipes.sight import Sight
-from mpsim.blocks import BlockCounters, quantize
+from mpsim.blocks import RECIPES as SCALE_RECIPES
+from mpsim.blocks import BlockCounters, element_scales, quantize, quotients
 from mpsim.counters import Counters
 from mpsim.formats import E2M1, E4M3, E5M2, FP32, FloatFormat
 from mpsim.observe import Record, observe
@@ -136,6 +137,21 @@ def test_numbers_are_shown_as_they_are_rounded_with_their_scale_on():
     assert {(each.kind, each.fmt) for each in keeper.shown} == {("operand", E4M3), ("gradient operand", E5M2)}
 
 
+def test_what_is_divided_by_its_scale_is_shown_so():
+    made, x = layer(2, 3), np.float32([[3.0, -0.1, 0.001]])
+    keeper = Keeper()
+    for _ in range(3):
+        keeper.shown.clear()
+        step(made, "keras-float8", x, keeper)
+    shown = next(each for each in keeper.shown if each.place == (INPUT, FORWARD))
+    scale = np.float32(1) / (np.float32(448) / np.float32(3))
+    assert_same_bits(shown.before, x / scale)
+    assert shown.after.tolist() == [[448.0, -15.0, 0.15625]]
+    source, factor = shown.origin.inputs
+    assert_same_bits(source, x)
+    assert_same_bits(factor, np.broadcast_to(np.float32(1) / scale, x.shape))
+
+
 def test_blocks_show_quotients_and_scales():
     x = numbers(3, 64)
     for recipe, fmt, rule in (("te-mxfp8", "mxfp8_e4m3", "rceil-fp32"), ("te-nvfp4", "nvfp4", "transformer-engine")):
@@ -162,6 +178,7 @@ EACH = [*BOTH, (WEIGHT, TO_INPUT), (GRADIENT, TO_WEIGHT), (INPUT, TO_WEIGHT)]
     [
         ("te-delayed", BOTH),  # a tensor and its transpose have the same codes
         ("te-current", BOTH),
+        ("keras-float8", BOTH),
         ("ms-amp", [*BOTH, ("linear weight gradient", TO_WEIGHT)]),
         ("torchao-rowwise", EACH),
         ("torchao-rowwise-gw-hp", EACH[:4]),
@@ -207,6 +224,17 @@ def test_what_has_the_scale_zero_is_lost():
     assert shown.counters.zeros == first["zeros"] + 1
     assert (shown.counters.elements, shown.counters.overflows) == (32, first["overflows"])
     assert shown.counters.inexact == first["inexact"] + 15
+
+
+def test_blocks_that_choose_show_the_quotients_that_were_kept():
+    x, counters = numbers(3, 64), BlockCounters()
+    keeper, rule = Keeper(), dataclasses.replace(SCALE_RECIPES["four-over-six"], quotients="exact")
+    step(layer(6, 64), NVFP4Scaling(four_over_six=("input",), four_over_six_rule=rule), x, keeper)
+    shown = next(each for each in keeper.shown if each.place == (INPUT, FORWARD))
+    q = quantize(x, "nvfp4", -1, rule, counters=counters)
+    assert shown.counters == counters.elements
+    assert_same_bits(shown.origin.inputs[1], element_scales(q))
+    assert_same_bits(shown.before, quotients(x, q, rule))
 
 
 def test_a_second_backward_pass_is_seen_too():

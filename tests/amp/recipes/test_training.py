@@ -53,7 +53,7 @@ def run(recipe: str | None, steps: int, hidden: int = 32, batch: int = 64) -> tu
     return float(np.mean(logits.data.argmax(axis=1) == test.y)), model[0].weight.data
 
 
-@pytest.mark.parametrize("recipe", ["te-delayed", "te-mxfp8"])
+@pytest.mark.parametrize("recipe", ["te-delayed", "te-mxfp8", "keras-float8"])
 def test_a_short_run_learns_as_in_fp32_and_repeats_bit_for_bit(recipe: str):
     accuracy, weights = run(recipe, steps=40)
     assert accuracy > run(None, steps=40)[0] - NEAR
