@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from mpsim import units
-from mpsim.bench import DATA, EVERY_KIND, TrainTiming, bench_matmul, bench_train
+from mpsim.bench import (
+    DATA,
+    EVERY_KIND,
+    ROUNDING_FORMATS,
+    TrainTiming,
+    bench_matmul,
+    bench_rounding,
+    bench_train,
+    rounding_format,
+)
 from mpsim.bench._memory import added_bytes
 
 
@@ -47,6 +56,43 @@ def test_every_kind_of_arithmetic_and_of_operands_can_be_timed(unit: str, inputs
 def test_unknown_kinds_of_operands_are_named() -> None:
     with pytest.raises(ValueError, match="data is 'zeros': it must be one of normal, subnormal, special, spread"):
         bench_matmul(data="zeros")  # type: ignore[arg-type]
+
+
+# Rounding.
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8_e4m3", "MXFP4", "mxint8", "nvfp4"])
+def test_block_formats_are_quantised_and_counted(fmt: str) -> None:
+    timings = bench_rounding(elements=70, formats=[fmt], repeats=1)
+    assert {t.fmt for t in timings} == {fmt.lower()}
+    assert [t.what for t in timings] == [
+        "quantize",
+        "quantize, counted",
+        "quantize, stochastic",
+        "dequantize",
+        "round",
+        "round, counted",
+        "round float64",
+    ]
+    for t in timings:
+        assert t.elements == 70
+        assert t.of_copy == t.copy_seconds / t.seconds > 0
+
+
+def test_formats_and_block_formats_are_timed_together() -> None:
+    assert {"mxfp8_e4m3", "nvfp4"} < set(ROUNDING_FORMATS)
+    timings = bench_rounding(elements=70, formats=["e4m3", "mxfp8"], repeats=1)
+    assert [(t.fmt, t.what) for t in timings if t.what in ("encode", "quantize")] == [
+        ("e4m3", "encode"),
+        ("mxfp8_e4m3", "quantize"),
+    ]
+
+
+def test_an_unknown_format_of_either_kind_is_named_with_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"unknown format 'mxfp9'; nearest: .*; block formats: mxfp8_e4m3, .*nvfp4"):
+        rounding_format("mxfp9")
+    with pytest.raises(ValueError, match=r"unknown format 'fb16'; nearest: .*bf16"):
+        bench_rounding(elements=1, formats=["fp16", "fb16"], repeats=1)
 
 
 # Training.
