@@ -188,6 +188,23 @@ def test_bench_train_reports_each_arithmetic(capsys: pytest.CaptureFixture[str])
     ]
 
 
+def test_bench_train_reports_what_observing_costs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mpsim import nn
+    from mpsim.bench import train
+
+    monkeypatch.setattr(train, "_mlp", lambda rng: nn.Sequential(nn.Linear(784, 10, rng=rng)))
+    few = ["bench", "train", "--observe", "--model", "mlp", "--steps", "2", "--warmup", "0"]
+    rows = Call(capsys, *few, "--json").json
+    kinds = ["nothing", "counts", "histograms"]
+    assert [row["observing"] for row in rows] == 3 * kinds
+    assert all(row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
+    lines = [line.split() for line in Call(capsys, *few).out.splitlines()[2:]]
+    assert [line[:4] for line in lines[:3]] == [["mlp", "fp32", "native", kind] for kind in kinds]
+    assert lines[0][-4:] == ["1.000", "1.000", "to", "1.000"]
+
+
 def test_an_example_is_run_drawn_and_judged(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,9 @@ def bench_train(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="The median of so many steps counts.")] = 20,
     warmup: Annotated[int, typer.Option(min=0, metavar="N", help="Steps before, not counted.")] = 5,
     memory: Annotated[bool, typer.Option(help="Measure memory too.")] = True,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Time what observing adds instead: nothing, counts, histograms in turn.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Time steps of training beside torch's, where it is installed."""
@@ -96,6 +99,13 @@ def bench_train(
     models: Any = model or measure.MODELS
     with mistakes():
         measure.check_models(models)
+    if observe:
+        observed = measure.bench_observe(models, steps, warmup)
+        if as_json:
+            _text.print_json([_text.observe_dict(timing) for timing in observed])
+        else:
+            _text.show(_text.observe_table(observed))
+        return
     timings = measure.bench_train(models, steps, warmup, memory)
     if as_json:
         _text.print_json([_text.train_dict(timing) for timing in timings])
