@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim.formats import FloatFormat
-
-__all__ = ["WORDS", "apart", "as_source", "elements", "output_array", "refuse_wide_integers"]
+__all__ = ["WORDS", "apart", "as_source", "bit_lengths", "elements", "magnitudes", "output_array"]
 
 WORDS: dict[int, np.dtype[Any]] = {4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 """Type of the words of floats, by their bytes."""
@@ -36,14 +34,17 @@ def as_source(x: ArrayLike) -> NDArray[Any]:
     return np.asarray(array, dtype=dtype, order="C")
 
 
-def refuse_wide_integers(x: ArrayLike, fmt: FloatFormat) -> None:
-    """Raise where integers of more than 53 bits meet a format that `as_source` is not precise enough for."""
-    array = np.asarray(x)
-    if array.dtype.kind in "iu" and array.size and max(-int(array.min()), int(array.max())) > 1 << 53:
-        raise ValueError(
-            f"x has integers beyond 2**53, which cannot be rounded once to {fmt} (p = {fmt.p}): "
-            "convert them to float64 first"
-        )
+def magnitudes(x: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+    """Return which integers are negative, and their magnitudes."""
+    negative = x < 0
+    return negative, np.where(negative, np.uint64(0) - x.astype(np.uint64), x.astype(np.uint64))
+
+
+def bit_lengths(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return how many bits integers have, up to the highest that is set; 0 for 0."""
+    # With the bit below the highest cleared, rounding to float64 cannot reach the next power of two.
+    _, exponents = np.frexp((x & ~(x >> np.uint64(1))).astype(np.float64))
+    return np.asarray(exponents, np.uint64)
 
 
 def elements(x: NDArray[Any]) -> NDArray[Any]:
@@ -79,12 +80,8 @@ def _is_small_float(dtype: np.dtype[Any]) -> bool:
 
 def _odd_float64(array: NDArray[Any]) -> NDArray[np.float64]:
     """Return 64-bit integers as float64, rounded to odd where they have more than 53 bits."""
-    negative = array < 0
-    magnitude = np.where(negative, np.uint64(0) - array.astype(np.uint64), array.astype(np.uint64))
-    # Bits beyond the 53rd: 64 - 53 at most, one fewer for each power of two below 2**63.
-    excess = np.zeros(array.shape, np.uint64)
-    for power in range(53, 64):
-        excess += (magnitude >> np.uint64(power)) != 0
+    negative, magnitude = magnitudes(array)
+    excess = np.maximum(bit_lengths(magnitude), np.uint64(53)) - np.uint64(53)
     kept = magnitude >> excess
     kept |= (kept << excess) != magnitude
     value = np.ldexp(kept.astype(np.float64), excess.astype(np.int64))

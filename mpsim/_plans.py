@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mpsim._arrays import WORDS, apart, as_source, output_array, refuse_wide_integers
+from mpsim._arrays import WORDS, apart, as_source, output_array
 from mpsim._decoding import decode_words
 from mpsim._grids import float_word, grid_for, shape_for
+from mpsim._integers import are_wide, round_wide
 from mpsim.counters import Counters
 from mpsim.formats import FP32, FloatFormat, FormatLike, get_format
 from mpsim.modes import NaN, Overflow, Rounding
@@ -70,7 +71,8 @@ def rounded(
     out: NDArray[Any] | None,
 ) -> NDArray[Any]:
     """Return the codes of numbers in a format, or the values of those codes; for the rest see `encode`."""
-    source = as_source(x)
+    given = np.asarray(x)
+    source = as_source(given)
     key = fmt if isinstance(fmt, FloatFormat | str) else get_format(fmt)
     draws = None
     if rounding == Rounding.STOCHASTIC:
@@ -79,8 +81,10 @@ def rounded(
         raise ValueError(f"rng is given, but rounding is {rounding!r}; only 'stochastic' draws random numbers")
     options = rounding, overflow, bool(flush_subnormals), bool(subnormal_inputs_as_zero), nan, draws
     plan = _plan(key, source.itemsize, codes, *options, counters is not None)
-    if plan.fmt.p > 51:
-        refuse_wide_integers(x, plan.fmt)
+    inexact = 0
+    if (plan.fmt.p > 51 or draws is not None) and are_wide(given):
+        # Integers rounded to odd, as the source has them, are not enough.
+        source, inexact = round_wide(given, plan.fmt, Rounding(rounding), draws, plan.grid)
     if out is not None:
         source = apart(source, out)
     if not codes and plan.fmt.fits_float32 and plan.width > 8 * source.itemsize:
@@ -91,6 +95,8 @@ def rounded(
         return decode_words(found, plan.fmt, output_array(out, source.shape, source.dtype), keep_payload=False)
     result = output_array(out, source.shape, plan.dtype)
     _run(plan, source, result, counters)
+    if counters is not None:
+        counters.inexact += inexact
     return result
 
 

@@ -70,7 +70,8 @@ def encode(
     TypeError
         ``x`` is not real, or ``out`` has another dtype.
     ValueError
-        Unknown names; ``out`` of another shape or not contiguous.
+        Unknown names; ``out`` of another shape or not contiguous; integers beyond 2**53 that may be subnormal in a
+        format with p above 51, or under stochastic rounding.
 
     Notes
     -----

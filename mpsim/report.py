@@ -108,7 +108,7 @@ def _zeros(found: dict[tuple[int, str, str, str], ZeroCauses]) -> str:
     for (_, kind, _, tensor), causes in found.items():
         if kind.endswith("gradient"):
             totals.setdefault((kind, tensor), ZeroCauses()).__iadd__(causes)
-    names = ("underflow", "upstream", "swamping", "mask", "true_zero")
+    names = ("underflow", "upstream", "cast", "swamping", "mask", "true_zero")
     rows: list[list[str | int | float]] = [
         [kind, tensor, causes.elements, causes.zeros, *(causes.shares().get(name, 0.0) for name in names)]
         for (kind, tensor), causes in totals.items()

@@ -67,6 +67,9 @@ class Origin:
     """Tensor or node to which the array belongs: that of the gradient, or the tensor that was cast."""
     part: Part | None = None
     """Where the array is a slice of the target's gradient: which one."""
+    clips: bool = False
+    """Whether the scale followed from the numbers themselves by a rule that may hold the largest of them at the
+    largest number of the format, as scales of blocks do."""
 
 
 class Observer(Protocol):

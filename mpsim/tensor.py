@@ -16,6 +16,7 @@ from mpsim.autograd import Hook, Node, RemovableHandle, backward, held, rounded,
 from mpsim.formats import FloatFormat, FormatLike, get_format
 from mpsim.ops import TABLE, Call, Operation, Site
 from mpsim.promotion import meet, natural_format
+from mpsim.rounding import round_to
 from mpsim.settings import (
     Observer,
     Origin,
@@ -82,6 +83,8 @@ class Tensor(Methods):
             format = data.format if format is None else format
             data = data.data
         fmt = natural_format(data) if format is None else get_format(format)
+        if fmt.p > 51 and np.asarray(data).dtype.kind in "iu":
+            data = round_to(data, fmt)  # 64-bit integers have more bits than float64
         self.data: Array = held(np.array(as_source(data)), fmt)
         self.format = fmt
         self.grad: Tensor | None = None

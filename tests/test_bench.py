@@ -9,9 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpsim import units
-from mpsim.bench import DATA, EVERY_KIND, TrainTiming, bench_matmul, bench_train
+from mpsim import nn, units
+from mpsim.bench import (
+    DATA,
+    EVERY_KIND,
+    OBSERVING,
+    ROUNDING_FORMATS,
+    TrainTiming,
+    bench_matmul,
+    bench_observe,
+    bench_rounding,
+    bench_train,
+    observing,
+    rounding_format,
+    train,
+)
 from mpsim.bench._memory import added_bytes
+from mpsim.observe import Record
 
 
 def test_rows_name_what_was_measured() -> None:
@@ -49,6 +63,43 @@ def test_unknown_kinds_of_operands_are_named() -> None:
         bench_matmul(data="zeros")  # type: ignore[arg-type]
 
 
+# Rounding.
+
+
+@pytest.mark.parametrize("fmt", ["mxfp8_e4m3", "MXFP4", "mxint8", "nvfp4"])
+def test_block_formats_are_quantised_and_counted(fmt: str) -> None:
+    timings = bench_rounding(elements=70, formats=[fmt], repeats=1)
+    assert {t.fmt for t in timings} == {fmt.lower()}
+    assert [t.what for t in timings] == [
+        "quantize",
+        "quantize, counted",
+        "quantize, stochastic",
+        "dequantize",
+        "round",
+        "round, counted",
+        "round float64",
+    ]
+    for t in timings:
+        assert t.elements == 70
+        assert t.of_copy == t.copy_seconds / t.seconds > 0
+
+
+def test_formats_and_block_formats_are_timed_together() -> None:
+    assert {"mxfp8_e4m3", "nvfp4"} < set(ROUNDING_FORMATS)
+    timings = bench_rounding(elements=70, formats=["e4m3", "mxfp8"], repeats=1)
+    assert [(t.fmt, t.what) for t in timings if t.what in ("encode", "quantize")] == [
+        ("e4m3", "encode"),
+        ("mxfp8_e4m3", "quantize"),
+    ]
+
+
+def test_an_unknown_format_of_either_kind_is_named_with_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"unknown format 'mxfp9'; nearest: .*; block formats: mxfp8_e4m3, .*nvfp4"):
+        rounding_format("mxfp9")
+    with pytest.raises(ValueError, match=r"unknown format 'fb16'; nearest: .*bf16"):
+        bench_rounding(elements=1, formats=["fp16", "fb16"], repeats=1)
+
+
 # Training.
 
 
@@ -72,6 +123,75 @@ def test_the_ratio_is_to_the_peers_time() -> None:
 def test_an_unknown_model_is_named() -> None:
     with pytest.raises(ValueError, match="model is 'cnn': it must be one of mlp, transformer"):
         bench_train(["cnn"])  # type: ignore[list-item]
+
+
+# What observing costs.
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "_mlp", lambda rng: nn.Sequential(nn.Linear(784, 10, rng=rng)))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_steps_are_timed_under_every_observer(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[Record] = []
+
+    class Seen(Record):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            records.append(self)
+
+    monkeypatch.setattr(observing, "Record", Seen)
+    timings = bench_observe(["mlp"], steps=4, warmup=1)
+    assert [(t.arithmetic, t.unit, t.observing) for t in timings] == [
+        (*arithmetic, name)
+        for arithmetic in (("fp32", "native"), ("fp16", "a100"), ("bf16", "h100"))
+        for name in OBSERVING
+    ]
+    for t in timings:
+        assert t.steps == 4
+        assert 0 < t.fastest <= t.seconds <= t.slowest
+        assert 0 < t.ratio_low <= t.ratio <= t.ratio_high
+        if t.observing == "nothing":
+            assert t.ratio_low == t.ratio == t.ratio_high == 1
+    assert [record.histograms for record in records] == [False, True] * 3
+    for record in records:
+        assert record.steps == 5
+        assert record.counters("weight gradient").elements > 0
+        assert (record.histogram("weight gradient").occupied_counts.size > 0) == record.histograms
+
+
+@pytest.mark.usefixtures("tiny")
+def test_observed_steps_do_the_same_work() -> None:
+    losses = {(t.arithmetic, t.observing): t.loss for t in bench_observe(["mlp"], steps=2, warmup=1)}
+    for arithmetic in ("fp32", "fp16", "bf16"):
+        assert len({losses[arithmetic, name] for name in OBSERVING}) == 1
+
+
+@pytest.mark.usefixtures("tiny")
+def test_kinds_take_turns_and_are_compared_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {"nothing": [1.0, 10.0, 100.0, 2.0], "counts": [3.0, 20.0, 400.0, 5.0], "histograms": [4.0] * 4}
+    order: list[str] = []
+
+    def step(model: Any, arithmetic: str, seed: int, around: Any) -> tuple[Callable[[], float], int]:
+        name = OBSERVING[len(made) % 3]
+        made.append(name)
+        return lambda: order.append(name) or 0.0, 0  # type: ignore[func-returns-value]
+
+    def clock(call: Callable[[], object]) -> float:
+        call()
+        name = order[-1]
+        return took[name][(order.count(name) - 1) % 4]
+
+    made: list[str] = []
+    monkeypatch.setattr(observing, "own_step", step)
+    monkeypatch.setattr(observing, "seconds", clock)
+    timings = bench_observe(["mlp"], steps=4, warmup=0)
+    assert order[:9] == [*OBSERVING, *OBSERVING[1:], OBSERVING[0], OBSERVING[2], *OBSERVING[:2]]
+    counts = timings[1]
+    assert (counts.seconds, counts.fastest, counts.slowest) == (12.5, 3.0, 400.0)
+    assert (counts.ratio_low, counts.ratio, counts.ratio_high) == (2.375, 2.75, 3.25)  # of 2, 2.5, 3 and 4
 
 
 def allocate(mebibytes: int) -> Callable[[], object]:

@@ -163,6 +163,15 @@ def test_bench_reports_what_was_asked(capsys: pytest.CaptureFixture[str], monkey
     assert "OPENBLAS_CORETYPE may slow NumPy" in Call(capsys, *few).err
 
 
+def test_bench_rounding_takes_formats_and_block_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["bench", "rounding", "--elements", "64", "-f", "e5m2", "-f", "mxfp8_e4m3", "-f", "nvfp4", "--repeats", "1"]
+    rows = Call(capsys, *few, "--json").json
+    assert [row["fmt"] for row in rows if row["what"] in ("encode", "quantize")] == ["e5m2", "mxfp8_e4m3", "nvfp4"]
+    assert all(row["of_copy"] == row["copy_seconds"] / row["seconds"] > 0 for row in rows)
+    lines = [line.split() for line in Call(capsys, *few).out.splitlines()[2:]]
+    assert [line[0] for line in lines if line[1] == "quantize"] == ["mxfp8_e4m3", "nvfp4"]
+
+
 def test_bench_train_reports_each_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["bench", "train", "--model", "mlp", "--steps", "1", "--warmup", "0", "--no-memory"]
     rows = [row for row in Call(capsys, *few, "--json").json if row["library"] == "mpsim"]
@@ -177,6 +186,23 @@ def test_bench_train_reports_each_arithmetic(capsys: pytest.CaptureFixture[str])
     assert [line.split()[:4] for line in lines] == [
         ["mlp", "mpsim", *arithmetic] for arithmetic in (("fp32", "native"), ("fp16", "a100"), ("bf16", "h100"))
     ]
+
+
+def test_bench_train_reports_what_observing_costs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mpsim import nn
+    from mpsim.bench import train
+
+    monkeypatch.setattr(train, "_mlp", lambda rng: nn.Sequential(nn.Linear(784, 10, rng=rng)))
+    few = ["bench", "train", "--observe", "--model", "mlp", "--steps", "2", "--warmup", "0"]
+    rows = Call(capsys, *few, "--json").json
+    kinds = ["nothing", "counts", "histograms"]
+    assert [row["observing"] for row in rows] == 3 * kinds
+    assert all(row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
+    lines = [line.split() for line in Call(capsys, *few).out.splitlines()[2:]]
+    assert [line[:4] for line in lines[:3]] == [["mlp", "fp32", "native", kind] for kind in kinds]
+    assert lines[0][-4:] == ["1.000", "1.000", "to", "1.000"]
 
 
 def test_an_example_is_run_drawn_and_judged(
@@ -299,6 +325,7 @@ def test_every_number_in_every_format_can_be_shown(capsys: pytest.CaptureFixture
         (["reproduce", "underflow", "--format", "fp17"], "fp16"),
         (["reproduce", "underflow", "--seed", "x"], "--seed"),
         (["reproduce", "digits", "--unit", "v100"], "digits: setting is 'unit': it must be one of seed"),
+        (["bench", "rounding", "--format", "mxfp9"], "mxfp8_e4m3"),
         (["bench", "train", "--model", "cnn"], "mlp, transformer"),
         (["reproduce", "underflow", "--seed", "-1"], "seed is -1; it must be at least 0"),
     ],

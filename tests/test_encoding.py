@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 from typing import Any
 
@@ -5,6 +6,8 @@ import numpy as np
 import pytest
 
 from bits import assert_same_bits, bit_patterns
+from mpsim import arithmetic
+from mpsim.counters import Counters
 from mpsim.encoding import classify, decode, encode
 from mpsim.formats import CATALOGUE, FP16, FP64, FloatFormat, Specials, get_format
 from mpsim.rounding import round_to
@@ -446,28 +449,101 @@ def test_ml_dtypes_arrays_come_in_with_their_values(dtype: Any):
     assert_same_bits(encode(values.reshape(2, 3).T, FP16), want.reshape(2, 3).T)
 
 
-@pytest.mark.parametrize("fmt", [*CATALOGUE, get_format("e11m40"), get_format("e11m44"), get_format("e11m51")], ids=str)
-def test_integers_are_rounded_once(fmt: FloatFormat):
+LONG = [
+    get_format("e11m51"),
+    FP64,
+    FloatFormat(name="overflows within int64", p=53, w=7, bias=67),
+    FloatFormat(name="without infinity", p=53, w=7, bias=65, specials=Specials.FN),
+    FloatFormat(name="numbers alone", p=52, w=7, bias=65, specials=Specials.NONE, nan_to=0),
+    FloatFormat(name="unsigned", p=53, w=7, bias=64, specials=Specials.EXTENDED, signed=False),
+    FloatFormat(name="saturates", p=53, w=7, bias=68, saturates=True),
+    FloatFormat(name="without subnormals", p=53, w=8, bias=10, has_subnormals=False),
+    FloatFormat(name="normal from 2**53 on", p=53, w=8, bias=-52),
+]
+"""Formats too precise to go through integers that were rounded to odd in float64."""
+
+
+def integers_about(fmt: FloatFormat, dtype: Any) -> list[int]:
+    """Return integers of a type next to powers of two, and to numbers of the format and what lies between them."""
     powers = [1 << k for k in range(64)]
     numbers = {n + d for n in powers for d in (-2, -1, 0, 1, 2)}
     numbers |= {n + n // 2 + d for n in powers for d in (-1, 0, 1)}
     numbers |= {n + (n >> k) + d for n in powers for k in (fmt.p, fmt.p - 1, fmt.p + 1) for d in (-1, 0, 1)}
+    numbers |= {n + (n >> (fmt.p - 1)) + (n >> fmt.p) + d for n in powers for d in (-1, 0, 1)}  # ties above an odd one
     numbers |= {-n for n in numbers}
+    limits = np.iinfo(dtype)
+    return [*sorted(n for n in numbers if limits.min <= n <= limits.max), limits.min, limits.max]
+
+
+@pytest.mark.parametrize("fmt", [*CATALOGUE, get_format("e11m40"), get_format("e11m44"), *LONG], ids=str)
+def test_integers_are_rounded_once(fmt: FloatFormat):
     for dtype in (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64):
-        limits = np.iinfo(dtype)
-        fitting = [*sorted(n for n in numbers if limits.min <= n <= limits.max), limits.min, limits.max]
-        if fmt.p > 51:
-            fitting = [n for n in fitting if abs(n) <= 2**53]
-        x = np.array(fitting, dtype=dtype)
+        numbers = integers_about(fmt, dtype)
+        x = np.array(numbers, dtype=dtype)
         for rounding in twin.MODES:
-            assert_same_bits(encode(x, fmt, rounding), twin.encode_array(fmt, fitting, rounding), x)
+            assert_same_bits(encode(x, fmt, rounding), twin.encode_array(fmt, numbers, rounding), x)
 
 
-@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("convert", [encode, round_to])
-def test_integers_too_wide_to_round_once_are_refused(convert: Any, number: int):
-    with pytest.raises(ValueError, match=r"integers beyond 2\*\*53.*fp64.*float64 first"):
-        convert(np.array([1, number]), FP64)
+@pytest.mark.parametrize("fmt", LONG, ids=str)
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_long_integers_are_counted_and_overflow_as_the_twin_says(fmt: FloatFormat, dtype: Any):
+    numbers = integers_about(fmt, dtype)
+    x = np.array(numbers, dtype=dtype)
+    for rounding, overflow, flush in itertools.product(twin.MODES, ("ieee", "saturate"), (False, True)):
+        codes = twin.encode_array(fmt, numbers, rounding, overflow, flush)
+        want = twin.count(fmt, numbers, rounding, overflow, flush)
+        for function in (encode, round_to):
+            counters = Counters()
+            got = function(x, fmt, rounding, overflow, flush_subnormals=flush, counters=counters)
+            assert_same_bits(got, codes if function is encode else twin.decode_array(fmt, codes, np.float64), x)
+            assert dataclasses.asdict(counters) == want
+
+
+@pytest.mark.parametrize(
+    ("number", "nearest", "down"),
+    [
+        (2**53 + 1, 2**53, 2**53),
+        (2**53 + 3, 2**53 + 4, 2**53 + 2),
+        (2**54 + 2, 2**54, 2**54),
+        (2**54 + 3, 2**54 + 4, 2**54),
+        (2**63 - 512, 2**63, 2**63 - 1024),  # a tie, with an odd neighbour below
+        (2**63 - 513, 2**63 - 1024, 2**63 - 1024),
+        (2**63 - 1, 2**63, 2**63 - 1024),
+        (-(2**63) + 1, -(2**63), -(2**63)),
+        (2**64 - 1, 2**64, 2**64 - 2048),
+    ],
+)
+def test_long_integers_become_their_neighbours_in_binary64(number: int, nearest: int, down: int):
+    x = np.array(number, np.uint64 if number >= 2**63 else np.int64)
+    assert (int(round_to(x, FP64)), int(round_to(x, FP64, "down"))) == (nearest, down)
+    assert int(arithmetic.from_integer(x, FP64)) == nearest
+
+
+def test_long_integers_may_lie_in_memory_as_they_like():
+    numbers = integers_about(FP64, np.int64)[:60]
+    x = np.array(numbers, np.int64)
+    want = twin.encode_array(FP64, numbers)
+    assert_same_bits(encode(x.astype(">i8"), FP64), want)
+    assert_same_bits(encode(x[::-1], FP64), want[::-1].copy())
+    assert_same_bits(encode(x.reshape(12, 5).T, FP64), want.reshape(12, 5).T.copy())
+    out = np.empty(60)
+    assert round_to(x, FP64, out=out) is out
+    assert_same_bits(out.view(np.uint64), want)
+    shared = x.copy()
+    assert_same_bits(encode(shared, FP64, out=shared.view(np.uint64)), want)
+    counters = Counters()
+    with pytest.raises(ValueError, match="out has shape"):
+        encode(x, FP64, out=np.empty(61, np.uint64), counters=counters)
+    assert counters == Counters()
+
+
+def test_integers_that_may_be_subnormal_beyond_2_to_the_53_are_refused():
+    fmt = FloatFormat(name="far up", p=53, w=4, bias=-53)
+    assert encode(np.array([2**53]), fmt).tolist() == twin.encode_array(fmt, [2**53]).tolist()
+    for number in (2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)):
+        for convert in (encode, round_to):
+            with pytest.raises(ValueError, match=r"integers beyond 2\*\*53.*far up.*subnormal, below .*float64 first"):
+                convert(np.array([1, number]), fmt)
 
 
 @pytest.mark.parametrize("x", [3, 2.7, True, np.float16(2.7), np.float32(2.7), np.int16(-3), [1, 2.5], [[True, False]]])

@@ -68,6 +68,34 @@ def test_each_random_word_decides_as_the_twin_says(fmt: FloatFormat, source: Any
             assert out.tolist() == want, (below, tail)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("bits", [None, 1, 5, 31])
+@pytest.mark.parametrize("name", ["e11m1", "e11m23", "e11m49", "e11m50", "e11m51", "fp64"])
+def test_long_integers_are_decided_by_all_their_bits(name: str, bits: int | None, scheme: str):
+    fmt, draws = get_format(name), Draws(seed=4, stream=2, bits=bits, scheme=scheme)
+    rng = np.random.default_rng(8)
+    long = rng.integers(0, 1 << 64, 300, dtype=np.uint64) >> rng.integers(0, 12, 300).astype(np.uint64)
+    close = (1 << 63) + rng.integers(-5, 6, 60).astype(np.int64).view(
+        np.uint64
+    )  # where a probability is next to 0 or 1
+    for x in (np.concatenate([long, close]), -(long >> np.uint64(1)).astype(np.int64)):
+        counters = Counters()
+        got = round_to(x, fmt, "stochastic", rng=draws, counters=counters)
+        want, inexact = [], 0
+        for i, n in enumerate(x.tolist()):
+            k = max(abs(n).bit_length() - fmt.p, 0)
+            floor, rest = abs(n) >> k, abs(n) % (1 << k)
+            random = (twin.word(4, 2, 2 * i) | twin.word(4, 2, 2 * i + 1) << 32) >> (64 - (bits or 64))
+            floor += bool(rest) and twin.goes_up(
+                Fraction(rest, 1 << k), random, bits or 64, "A" if bits is None else scheme
+            )
+            inexact += bool(rest)
+            want.append(math.copysign(math.ldexp(floor, k), n))
+        assert_same_bits(got, np.array(want), x)
+        assert (counters.inexact, counters.elements) == (inexact, x.size)
+        assert_same_bits(decode(encode(x, fmt, "stochastic", rng=draws), fmt).astype(np.float64), got, x)
+
+
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(0, 2**64 - 1))
 def test_a_result_is_one_of_the_two_neighbours(fmt: FloatFormat, x: float, seed: int):

@@ -333,6 +333,11 @@ def test_an_unknown_operation_is_a_key_error():
         apply("convolve", Tensor([1.0]))
 
 
+def test_long_integers_are_rounded_once():
+    assert Tensor(np.array([2**53 + 1, 2**53 + 3]), format="fp64").data.tolist() == [2**53, 2**53 + 4]
+    assert Tensor(np.array([2**24 + 1, 2**62 + 2**38 + 1])).data.tolist() == [2**24, 2**62 + 2**39]
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
 @pytest.mark.parametrize("fmt", ["fp64", "fp32", "fp16"])
 def test_a_copied_tensor_computes_as_the_original(copied: Any, fmt: str):

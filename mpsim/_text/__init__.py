@@ -5,6 +5,8 @@ from mpsim._text.numbers import format_dict, format_panel, formats_table, inspec
 from mpsim._text.results import (
     claims_table,
     diagnosis_lines,
+    observe_dict,
+    observe_table,
     outcomes_table,
     rounding_dict,
     rounding_table,
@@ -26,6 +28,8 @@ __all__ = [
     "formats_table",
     "inspection_panel",
     "inspections_table",
+    "observe_dict",
+    "observe_table",
     "outcomes_table",
     "print_json",
     "rounding_dict",

@@ -13,7 +13,7 @@ from mpsim._text.console import facts_grid, table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpsim.bench import MatmulTiming, RoundingTiming, TrainTiming
+    from mpsim.bench import MatmulTiming, ObserveTiming, RoundingTiming, TrainTiming
     from mpsim.experiments import Claim
     from mpsim.experiments import Table as StudyTable
     from mpsim.hardware import Diagnosis, Outcome
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "claims_table",
     "diagnosis_lines",
+    "observe_dict",
+    "observe_table",
     "outcomes_table",
     "rounding_dict",
     "rounding_table",
@@ -104,6 +106,29 @@ def train_table(timings: Sequence[TrainTiming]) -> RenderableType:
         for t in timings
     ]
     return table(columns, rows, numeric=columns[4:9])
+
+
+def observe_dict(timing: ObserveTiming) -> dict[str, Any]:
+    """Return a timing as JSON types."""
+    return dataclasses.asdict(timing)
+
+
+def observe_table(timings: Sequence[ObserveTiming]) -> RenderableType:
+    """Return timings of observed steps, a line for each, with the ratios of the middle half of the steps."""
+    columns = ("model", "in", "unit", "observing", "ms", "fastest", "slowest", "times unobserved", "half of the steps")
+    rows = [
+        (
+            Text(t.model, "bold"),
+            t.arithmetic,
+            t.unit,
+            t.observing,
+            *(_three(1e3 * x) for x in (t.seconds, t.fastest, t.slowest)),
+            f"{t.ratio:.3f}",
+            f"{t.ratio_low:.3f} to {t.ratio_high:.3f}",
+        )
+        for t in timings
+    ]
+    return table(columns, rows, numeric=columns[4:])
 
 
 def _three(x: float) -> str:

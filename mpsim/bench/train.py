@@ -21,7 +21,7 @@ from mpsim.observe import observe
 from mpsim.tensor import Tensor
 from mpsim_kernels.gemm import thread_count
 
-__all__ = ["MODELS", "TrainTiming", "bench_train", "check_models"]
+__all__ = ["ARITHMETICS", "MODELS", "Model", "TrainTiming", "bench_train", "check_models", "own_step"]
 
 Model: TypeAlias = Literal["mlp", "transformer"]
 MODELS: tuple[Model, ...] = ("mlp", "transformer")
@@ -31,7 +31,7 @@ sequence 64, batch 16, vocabulary 96, Adam."""
 Step: TypeAlias = "Callable[[], float]"
 """One step of training; returns the loss."""
 
-_ARITHMETICS = {"fp32": "native", "fp16": "a100", "bf16": "h100"}
+ARITHMETICS = {"fp32": "native", "fp16": "a100", "bf16": "h100"}
 """Formats to train in, and the units of the products."""
 
 
@@ -116,7 +116,7 @@ def _cases(model: Model) -> list[tuple[str, str]]:
     libraries = ["mpsim"]
     if module("torch") is not None:
         libraries += ["torch", *(["torch, fused"] if model == "transformer" else [])]
-    return [(library, fmt) for library in libraries for fmt in _ARITHMETICS]
+    return [(library, fmt) for library in libraries for fmt in ARITHMETICS]
 
 
 def _timing(
@@ -137,7 +137,7 @@ def _timing(
         model=model,
         library=library,
         arithmetic=arithmetic,
-        unit=_ARITHMETICS[arithmetic] if library == "mpsim" else "",
+        unit=ARITHMETICS[arithmetic] if library == "mpsim" else "",
         parameters=parameters,
         threads=thread_count(),
         steps=steps,
@@ -166,7 +166,8 @@ def _work(model: Model, library: str, arithmetic: str, seed: int) -> Callable[[]
 def _step(model: Model, library: str, arithmetic: str, seed: int) -> tuple[Step, int]:
     """Return a step of training, and the number of parameters."""
     if library == "mpsim":
-        return _own_step(model, arithmetic, seed)
+        counting = partial(observe, histograms=False) if arithmetic != "fp32" else contextlib.nullcontext
+        return own_step(model, arithmetic, seed, counting)
     return torch_models.step(model, arithmetic, library == "torch, fused", _data(model, seed), thread_count())
 
 
@@ -178,7 +179,10 @@ def _data(model: Model, seed: int) -> tuple[Any, Any]:
     return rng.integers(96, size=(16, 64)), rng.integers(96, size=(16, 64))
 
 
-def _own_step(model: Model, arithmetic: str, seed: int) -> tuple[Step, int]:
+def own_step(
+    model: Model, arithmetic: str, seed: int, around: Callable[[], contextlib.AbstractContextManager[Any]]
+) -> tuple[Step, int]:
+    """Return a step of training with mpsim inside a context, and the number of parameters."""
     rng = np.random.default_rng(seed)
     network = _mlp(rng) if model == "mlp" else _Transformer(rng)
     parameters = list(network.parameters())
@@ -188,9 +192,9 @@ def _own_step(model: Model, arithmetic: str, seed: int) -> tuple[Step, int]:
     scaler = amp.GradScaler(enabled=arithmetic == "fp16")
 
     def step() -> float:
-        with observe(histograms=False) if low else contextlib.nullcontext():
+        with around():
             optimizer.zero_grad()
-            with amp.autocast(arithmetic, unit=_ARITHMETICS[arithmetic], enabled=low):
+            with amp.autocast(arithmetic, unit=ARITHMETICS[arithmetic], enabled=low):
                 logits = network(x)
                 loss = nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
             scaler.scale(loss).backward()

@@ -60,18 +60,18 @@ def bench_matmul(
 def bench_rounding(
     elements: Annotated[int, typer.Option(min=1, metavar="N", help="Elements of the array.")] = 1 << 24,
     fmt: Annotated[
-        list[str] | None, typer.Option("--format", "-f", metavar="NAME", help="A format; may be given more than once.")
+        list[str] | None,
+        typer.Option("--format", "-f", metavar="NAME", help="A format or block format; may be given more than once."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="The best of so many runs counts.")] = 7,
     as_json: Json = False,
 ) -> None:
-    """Time rounding beside a copy of the array, and beside other libraries' casts."""
+    """Time rounding and quantisation beside a copy of the array, and beside other libraries' casts."""
     from mpsim import _text
     from mpsim import bench as measure
-    from mpsim.formats import get_format
 
     with mistakes():
-        names = [get_format(name).name for name in fmt or ("fp16", "bf16", "e4m3", "e5m2")]
+        names = [measure.rounding_format(name).name for name in fmt or measure.ROUNDING_FORMATS]
     timings = measure.bench_rounding(elements, names, repeats=repeats)
     if as_json:
         _text.print_json([_text.rounding_dict(timing) for timing in timings])
@@ -87,6 +87,9 @@ def bench_train(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="The median of so many steps counts.")] = 20,
     warmup: Annotated[int, typer.Option(min=0, metavar="N", help="Steps before, not counted.")] = 5,
     memory: Annotated[bool, typer.Option(help="Measure memory too.")] = True,
+    observe: Annotated[
+        bool, typer.Option("--observe", help="Time what observing adds instead: nothing, counts, histograms in turn.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Time steps of training beside torch's, where it is installed."""
@@ -96,6 +99,13 @@ def bench_train(
     models: Any = model or measure.MODELS
     with mistakes():
         measure.check_models(models)
+    if observe:
+        observed = measure.bench_observe(models, steps, warmup)
+        if as_json:
+            _text.print_json([_text.observe_dict(timing) for timing in observed])
+        else:
+            _text.show(_text.observe_table(observed))
+        return
     timings = measure.bench_train(models, steps, warmup, memory)
     if as_json:
         _text.print_json([_text.train_dict(timing) for timing in timings])

@@ -39,6 +39,7 @@ def save(record: Record, path: str | os.PathLike[str]) -> None:
         "kinds": sorted(record.kinds),
         "histograms": record.histograms,
         "flushed": record.flushed,
+        "clipped": record.clipped,
         "step": record.step,
         "scales": list(record.scales.items()),
         "findings": [_packed(finding) for finding in record.findings.values()],
@@ -77,7 +78,8 @@ def _unpacked(arrays: dict[str, Any]) -> Record:
     lengths = {len(arrays[name]) for name in (*_COLUMNS, *_TEXTS)}
     if len(lengths) > 1 or arrays["counts"].size != arrays["lengths"].sum():
         raise ValueError("its arrays have different lengths")
-    record = Record(meta["kinds"], meta["histograms"], flushed=meta["flushed"])
+    limits = {"flushed": meta["flushed"], "clipped": meta.get("clipped", 0.5)}  # older files have no second one
+    record = Record(meta["kinds"], meta["histograms"], **limits)
     record.step = meta["step"]
     record.scales = dict(meta["scales"])
     record.findings = {finding["cause"]: _finding(finding) for finding in meta["findings"]}

@@ -27,13 +27,16 @@ __all__ = ["CAUSES", "Finding", "find"]
 
 Array: TypeAlias = "NDArray[Any]"
 
-CAUSES = ("overflow", "nan", "flushed")
+CAUSES = ("overflow", "nan", "flushed", "clipped")
 """What can be the matter with a result."""
 
 _SCALED = ("activation gradient", "weight gradient", "operand", "gradient operand")
 """Kinds of array that have a scale on them."""
 
-_WORDS = {"overflow": "overflowed", "nan": "became NaN", "flushed": "became zero"}
+_SHARES = ("flushed", "clipped")
+"""Causes that befall some numbers in any run, and matter from a share of the nonzero ones on."""
+
+_WORDS = {"overflow": "overflowed", "nan": "became NaN", "flushed": "became zero", "clipped": "was clipped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class Finding:
     """The tensor that was computed, or whose gradient was: a parameter, or a layer and the operation that made it."""
     format: FloatFormat
     share: float
-    """Bad elements as a share of all; of ``"flushed"``, of all that were not zero before."""
+    """Bad elements as a share of all; of ``"flushed"`` and ``"clipped"``, of all that were not zero before."""
     index: tuple[int, ...]
     """Place of the first bad element in the tensor."""
     value: float
@@ -64,9 +67,9 @@ class Finding:
     loss_scale: float | None
     """Loss scale in force, where the record knows a scaler."""
     factor: float | None
-    """Power of two by which the loss scale, or the recipe's scale of an operand, must be multiplied: the smallest that
-    flushes no more than the record allows, or the largest that overflows nothing. None where no scale does both, and
-    for what does not depend on one."""
+    """Power of two by which the loss scale, or the recipe's scale of an operand, must be multiplied: that nearest 1
+    which flushes no more than the record allows, or overflows nothing. Scales of blocks divide, and others multiply.
+    None where no scale does both, and for what does not depend on one."""
 
     @property
     def exact(self) -> Fraction | float:
@@ -140,16 +143,20 @@ def find(
     counters: Counters,
     not_finite: int,
     origin: Origin,
-    flushed: float,
+    allowed: float,
     scale: float | None,
 ) -> Finding | None:
-    """Return what is the matter with one result; None if nothing is, or it was so with the operands already."""
-    bad = _bad(cause, before, after, counters, not_finite, origin, flushed)
+    """Return what is the matter with one result; None if nothing is, or it was so with the operands already.
+
+    ``allowed`` is the share of the nonzero numbers that may be flushed, or clipped.
+    """
+    bad = _bad(cause, before, after, counters, not_finite, origin, allowed)
     if bad is None:
         return None
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), before.shape))
     size = before.size if origin.part is None else math.prod(origin.part.shape)
-    of = before.size - counters.zeros if cause == "flushed" else size
+    of = before.size - counters.zeros if cause in _SHARES else size
+    factor = _factor(cause, before, entry.format, allowed) if entry.kind in _SCALED else None
     return Finding(
         cause=cause,
         number=number,
@@ -165,7 +172,7 @@ def find(
         code=int(encode(after[index], entry.format)),
         operands=operands_of(origin, index, before.shape, entry.format),
         loss_scale=scale,
-        factor=_factor(cause, before, entry.format, flushed) if entry.kind in _SCALED else None,
+        factor=1 / factor if factor is not None and origin.clips else factor,
     )
 
 
@@ -176,21 +183,17 @@ def _place(index: tuple[int, ...], part: Part) -> tuple[int, ...]:
 
 
 def _bad(
-    cause: str, before: Array, after: Array, counters: Counters, not_finite: int, origin: Origin, flushed: float
+    cause: str, before: Array, after: Array, counters: Counters, not_finite: int, origin: Origin, allowed: float
 ) -> NDArray[np.bool_] | None:
     """Return which elements are bad, or None."""
-    if cause == "flushed":
-        nonzero = before.size - counters.zeros
-        if counters.underflows <= flushed * nonzero or not counters.underflows:
+    if cause in _SHARES:
+        count = counters.underflows if cause == "flushed" else counters.overflows * origin.clips
+        if count <= allowed * (before.size - counters.zeros) or not count:
             return None
-        return np.asarray((before != 0) & (after == 0))
-    if cause == "overflow" and counters.overflows:
+        return np.asarray((before != 0) & (after == 0)) if cause == "flushed" else _largest(before, count)
+    if cause == "overflow" and counters.overflows and not origin.clips:
         lost = np.isfinite(before) & ~np.isfinite(after)
-        if lost.any():
-            return lost
-        # Held at the largest number, as are numbers a little above it that only rounded down. Rounding is monotone.
-        sizes = np.where(np.isfinite(before), np.abs(before), 0)
-        return np.asarray(sizes >= np.partition(sizes, -counters.overflows, axis=None)[-counters.overflows])
+        return lost if lost.any() else _largest(before, counters.overflows)
     if not not_finite:
         return None
     operands = [array for _, array, _ in known(origin, origin.format)]
@@ -201,16 +204,25 @@ def _bad(
     return made if usable and made.any() else None
 
 
-def _factor(cause: str, before: Array, fmt: FloatFormat, flushed: float) -> float | None:
+def _largest(before: Array, count: int) -> NDArray[np.bool_]:
+    """Return which elements were held at the largest number, so many of them.
+
+    So are numbers a little above it that only rounded down. Rounding is monotone.
+    """
+    sizes = np.where(np.isfinite(before), np.abs(before), 0)
+    return np.asarray(sizes >= np.partition(sizes, -count, axis=None)[-count])
+
+
+def _factor(cause: str, before: Array, fmt: FloatFormat, allowed: float) -> float | None:
     """Return the power of two nearest 1 that, as a factor on all numbers, takes the cause away."""
     sizes = np.sort(np.abs(before[np.isfinite(before) & (before != 0)]).astype(np.float64))
     if cause == "nan" or not sizes.size or not np.isfinite(before).all():
         return None
-    if cause == "overflow":
+    if cause in ("overflow", "clipped"):
         factors = (2.0**-e for e in range(1, 1100))
         return next((f for f in factors if _fits(sizes[-1] * f, fmt)), None)
     # Rounding is monotone: what is flushed are the smallest.
-    least = sizes[int(flushed * sizes.size)] if flushed < 1 else sizes[-1]
+    least = sizes[int(allowed * sizes.size)] if allowed < 1 else sizes[-1]
     factors = (2.0**e for e in range(1, 1023))
     factor = next((f for f in factors if round_to(least * f, fmt) != 0), None)
     return factor if factor is not None and _fits(sizes[-1] * factor, fmt) else None

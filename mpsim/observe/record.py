@@ -79,6 +79,9 @@ class Record:
         Its scale is noted in each step.
     flushed : float
         `first_bad` finds a tensor of which a larger share of the nonzero numbers is rounded to zero.
+    clipped : float
+        `first_bad` finds an operand in blocks of which a larger share of the nonzero numbers is held at the largest
+        one.
     causes : bool
         Follow every gradient beside its backward pass in FP64, so that `why_zero` can say why a zero is one. Every
         rule of the backward pass then runs three times, two of them in FP64.
@@ -100,16 +103,18 @@ class Record:
         *,
         scaler: Scaler | None = None,
         flushed: float = 0.5,
+        clipped: float = 0.5,
         causes: bool = False,
     ) -> None:
         for kind in kinds:
             if kind not in KINDS:
                 raise unknown("one of kinds", kind, KINDS)
-        if not 0 <= flushed <= 1:
-            raise ValueError(f"flushed is {flushed}; a share from 0 to 1 is needed")
+        for name, share in (("flushed", flushed), ("clipped", clipped)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} is {share}; a share from 0 to 1 is needed")
         self.kinds = frozenset(kinds)
         self.histograms = histograms
-        self.flushed = flushed
+        self.flushed, self.clipped = flushed, clipped
         self.step = 0
         self.scales: dict[int, float] = {}
         self.findings: dict[str, Finding] = {}
@@ -247,7 +252,8 @@ class Record:
         scale = self.scales.get(self.step)
         for cause in CAUSES:
             if cause not in self.findings:
-                found = find(cause, entry, self._seen, before, after, counters, spoilt, origin, self.flushed, scale)
+                allowed = self.clipped if cause == "clipped" else self.flushed
+                found = find(cause, entry, self._seen, before, after, counters, spoilt, origin, allowed, scale)
                 if found is not None:
                     self.findings[cause] = found
 
@@ -354,9 +360,11 @@ class Record:
 
         Parameters
         ----------
-        cause : {"overflow", "nan", "flushed"}, optional
+        cause : {"overflow", "nan", "flushed", "clipped"}, optional
             Look for one cause alone: finite numbers that became infinite, or too large for a format without infinity;
-            a NaN of operands without one; more than the share ``flushed`` of the nonzero numbers rounded to zero.
+            a NaN of operands without one; more than the share ``flushed`` of the nonzero numbers rounded to zero; or
+            more than the share ``clipped`` held at the largest number in blocks whose scale followed from themselves.
+            Some rules, such as ``"floor"``, clip the largest elements of blocks in any run: that is no overflow.
 
         Returns
         -------
@@ -439,13 +447,14 @@ def observe(
     *,
     scaler: Scaler | None = None,
     flushed: float = 0.5,
+    clipped: float = 0.5,
     causes: bool = False,
 ) -> Iterator[Record]:
     """Collect what happens to tensors inside a ``with`` block.
 
     Parameters
     ----------
-    kinds, histograms, scaler, flushed, causes
+    kinds, histograms, scaler, flushed, clipped, causes
         As for `Record`. Fewer kinds cost less.
 
     Examples
@@ -457,6 +466,6 @@ def observe(
     >>> record.counters("activation", producers={"mul"}).underflows
     1
     """
-    record = Record(kinds, histograms, scaler=scaler, flushed=flushed, causes=causes)
+    record = Record(kinds, histograms, scaler=scaler, flushed=flushed, clipped=clipped, causes=causes)
     with using(observer=record):
         yield record

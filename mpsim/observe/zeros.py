@@ -1,4 +1,4 @@
-"""Why numbers are zero: rounded away here or before, swamped in a sum, masked, not moved, or zero in truth."""
+"""Why numbers are zero: rounded away here or before, cast away, swamped in a sum, masked, not moved, or truly zero."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mpsim.counters import Counters
 from mpsim.formats import FP64
-from mpsim.ops import FP32_INSIDE, Part
+from mpsim.ops import FP32_INSIDE, Part, Product
 from mpsim.settings import Origin
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ _MASKS = frozenset({"relu", "dropout", "masked_fill", "where", "clamp", "max_poo
 _MASKS |= {"maximum", "minimum"}
 """Operations that let some gradients through and set others to zero."""
 
+_PRODUCTS: tuple[Product, ...] = ("input_gradient", "weight_gradient")
+"""Of a linear layer, those whose results are the gradients of its first two inputs."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ZeroCauses:
@@ -36,9 +39,12 @@ class ZeroCauses:
     """Not zero before this tensor was rounded."""
     upstream: int = 0
     """Zero because of numbers that were lost earlier in the backward pass."""
+    cast: int = 0
+    """Zero in a linear layer's product under a recipe, because of its casts: every term has an operand that was cast to
+    zero, or the product itself was. How many numbers a cast lost is the underflow of the kinds of operand."""
     swamping: int = 0
-    """The exact result of the operands is not zero, that of the operation is: lost in alignment or in a partial sum, or
-    where a recipe cast the operands; what that cast lost is the underflow of the kinds of operand."""
+    """The exact result of the operands is not zero, that of the operation is: lost in alignment or in a partial sum.
+    What cancels only because a recipe rounded the operands counts here too, and what its casts lose in attention."""
     mask: int = 0
     """Set to zero by an operation that selects, such as relu or dropout."""
     stagnation: int = 0
@@ -50,7 +56,7 @@ class ZeroCauses:
         """Return each cause as a share of the zeros; empty when there are none."""
         if not self.zeros:
             return {}
-        names = ("underflow", "upstream", "swamping", "mask", "stagnation", "true_zero")
+        names = ("underflow", "upstream", "cast", "swamping", "mask", "stagnation", "true_zero")
         return {name: getattr(self, name) / self.zeros for name in names}
 
     def __iadd__(self, other: ZeroCauses) -> ZeroCauses:
@@ -83,13 +89,18 @@ class ZeroTrace:
         """The gradient as the last operations would make it of rounded operands, without rounding themselves."""
         self._raw: dict[Any, NDArray[np.bool_]] = {}
         """Where the arithmetic of those operations gave no zero, before the result was rounded."""
+        self._cast: dict[Any, NDArray[np.bool_]] = {}
+        """Where a recipe's casts left nothing of any share."""
+        self._node: Any = None
+        """The node whose rule is being applied."""
         self._masked: dict[Any, NDArray[np.bool_]] = {}
         self._entries: dict[Any, Entry] = {}
 
     def forget(self) -> None:
         """Let go of a backward pass that did not end."""
-        for kept in (self._exact, self._local, self._raw, self._masked, self._entries):
+        for kept in (self._exact, self._local, self._raw, self._cast, self._masked, self._entries):
             kept.clear()
+        self._node = None
 
     def rounded(self, entry: Entry, before: Array, after: Array, counters: Counters, origin: Origin) -> None:
         """Take note of one array: count a forward one at once, keep what a gradient's count will need."""
@@ -106,10 +117,21 @@ class ZeroTrace:
             self._entries[target] = entry
             if before.shape == target_shape(target):
                 self._raw[target] = (before != 0) | self._raw.get(target, np.False_)
+            if origin.operation is not None:
+                self._cast[target] = self._lost_in_casts(origin, before.shape) & self._cast.get(target, np.True_)
+
+    def _lost_in_casts(self, origin: Origin, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Return where a share of a gradient is zero for what a recipe's casts made of its operands."""
+        site = None if self._node is None else self._node.call.site
+        linear = origin.operation is not None and origin.operation.name == "linear"
+        lost = None
+        if site is not None and linear and origin.position < len(_PRODUCTS) and origin.part is None:
+            lost = site.lost_in_casts(_PRODUCTS[origin.position])
+        return np.asarray(np.False_) if lost is None else lost.reshape(shape)
 
     def walked(self, node: Any, grad: Array) -> None:
         """Count the zeros of a node's gradient, and apply the rule of its operation in FP64."""
-        exact = self._exact.get(node)
+        exact, self._node = self._exact.get(node), node
         self.complete(node, grad)
         rule = node.operation.vjp
         if rule is None:
@@ -130,6 +152,7 @@ class ZeroTrace:
         """Count the zeros of the complete gradient of a node's output, or of a leaf."""
         exact, local = self._exact.pop(target, None), self._local.pop(target, None)
         raw, masked = self._raw.pop(target, None), self._masked.pop(target, None)
+        cast = self._cast.pop(target, np.asarray(np.False_))
         entry = self._entries.pop(target, None)
         if exact is None or local is None or entry is None:
             return
@@ -140,10 +163,12 @@ class ZeroTrace:
         causes = ZeroCauses(elements=grad.size, zeros=int(np.count_nonzero(zeros)))
         causes.underflow = int(np.count_nonzero(underflow))
         causes.upstream = int(np.count_nonzero(lost & (local == 0)))
-        causes.swamping = int(np.count_nonzero(here)) - causes.underflow
+        causes.cast = int(np.count_nonzero(here & ~underflow & cast))
+        causes.swamping = int(np.count_nonzero(here)) - causes.underflow - causes.cast
         if masked is not None:
             causes.mask = int(np.count_nonzero(zeros & ~lost & masked))
-        causes.true_zero = causes.zeros - causes.underflow - causes.upstream - causes.swamping - causes.mask
+        explained = causes.underflow + causes.upstream + causes.cast + causes.swamping + causes.mask
+        causes.true_zero = causes.zeros - explained
         self._add(entry, causes)
 
     def _add(self, entry: Entry, causes: ZeroCauses) -> None:

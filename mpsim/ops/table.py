@@ -71,6 +71,12 @@ class Site(Protocol):
     def matmul(self, call: Call, a: Array, b: Array, product: Product, roles: Roles) -> Array:
         """Return ``a @ b`` in FP32, an array that the caller may overwrite."""
 
+    def lost_in_casts(self, product: Product) -> NDArray[np.bool_] | None:
+        """Return which elements of the last product of a backward pass are zero for what casts made of its operands.
+
+        None where nobody traces.
+        """
+
     def free(self) -> None:
         """Let go of arrays that a second backward pass would need."""
 

@@ -220,10 +220,12 @@ def test_a_row_of_a_backward_product_is_told_with_its_codes():
 
 
 def test_questions_that_make_no_sense_are_errors():
-    with pytest.raises(ValueError, match="cause is 'inf': it must be one of overflow, nan, flushed"):
+    with pytest.raises(ValueError, match="cause is 'inf': it must be one of overflow, nan, flushed, clipped"):
         Record().first_bad("inf")
     with pytest.raises(ValueError, match="flushed is 2; a share"):
         Record(flushed=2)
+    with pytest.raises(ValueError, match="clipped is -1; a share"):
+        Record(clipped=-1)
     with pytest.raises(ValueError, match=r"observe\(causes=True\) does"):
         Record().why_zero("0.weight")
     with pytest.raises(ValueError, match=r"no weight gradient of '7.weight'; there is .*, 0\.weight"):

@@ -56,15 +56,18 @@ class BlockScaling(Recipe):
             raise ValueError(f"split is {self.split}; with a scale for every 128 elements all products are split")
         refuse_attention(self, "scales by blocks are", "CurrentScaling")
 
-    def quantize(self, x: Array, role: str, sight: Sight | None = None) -> Scaled:
-        """Return a matrix [M, K] in the format of its role, with scales [M or M/128, K/128]."""
+    def quantize(self, x: Array, role: str, sight: Sight | None = None, turned: bool = False) -> Scaled:
+        """Return a matrix [M, K] in the format of its role, with scales [M or M/128, K/128].
+
+        ``turned`` says that it is the transpose of a right operand.
+        """
         fmt = self.format_of(role)
         rows = _SIDE if role in self.square else 1
         tiles = _tiled(x, rows)
         scale, inverse = self._scales(amax_of(tiles, (1, 3)), fmt.max_finite)
         spread = np.broadcast_to(scale, tiles.shape).reshape(tiles.shape[0] * rows, tiles.shape[2] * _SIDE)
         own = spread[: x.shape[0], : x.shape[1]]
-        values = (sight or Sight()).cast(x, own, fmt, role, whole=role in self.square)
+        values = (sight or Sight()).cast(x, own, fmt, role, whole=role in self.square, turned=turned)
         return Scaled(values, fmt, inverse[:, 0, :, 0])
 
     def _scales(self, amax: Array, largest: float) -> tuple[Array, Array]:
@@ -79,7 +82,8 @@ class BlockScaling(Recipe):
 
     def multiply(self, a: Array, b: Array, product: Product, roles: Roles, site: RecipeSite) -> Array:
         """Return ``a @ b`` in FP32; see `Recipe.multiply`."""
-        left, right = (_two_blocks(self.quantize(x, role, site.sight)) for x, role in zip((a, b.T), roles, strict=True))
+        left = _two_blocks(self.quantize(a, roles[0], site.sight))
+        right = _two_blocks(self.quantize(b.T, roles[1], site.sight, turned=True))
         return matmul(
             left.values,
             right.values.T,

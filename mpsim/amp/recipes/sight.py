@@ -75,6 +75,10 @@ class Sight:
     _products: set[tuple[Product, Roles]] = field(default_factory=set)
     _first: dict[str, tuple[Product, Roles]] = field(default_factory=dict)
     """By role, the product in which it came first."""
+    _left: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """By role, which numbers are left after the cast for the product under way, if somebody traces."""
+    _result: NDArray[np.bool_] | None = None
+    """Which elements of the product itself a cast made zero."""
 
     def begin(self, product: Product, roles: Roles) -> None:
         """Take note which product the next casts are for."""
@@ -84,6 +88,20 @@ class Sight:
             self._first = {role: key for role, key in self._first.items() if key[0] == "forward"}
         self._again = self._key in self._products
         self._products.add(self._key)
+        self._left, self._result = {}, None
+
+    def lost(self) -> NDArray[np.bool_] | None:
+        """Return where the product under way is zero for what was cast to zero; None unless somebody traces.
+
+        There every term has an operand that is zero once cast, or the product itself was cast to zero.
+        """
+        _, (left, right) = self._key
+        if left not in self._left or right not in self._left:
+            return None
+        # Sums of ones and zeros: exact, and 0 where no term is left.
+        gone = np.asarray(self._left[left].astype(np.float32) @ self._left[right].astype(np.float32) == 0)
+        self._left = {}
+        return gone if self._result is None else np.asarray(gone | self._result)
 
     def cast(
         self,
@@ -92,6 +110,7 @@ class Sight:
         fmt: FloatFormat,
         role: str,
         whole: bool = False,
+        turned: bool = False,
         scaled: Array | None = None,
     ) -> Array:
         """Return ``x * scale`` in a format, as `scales.cast`.
@@ -104,15 +123,23 @@ class Sight:
         role : str
         whole : bool
             Whether the tensor has the same codes in every product.
+        turned : bool
+            Whether ``x`` is the transpose of the operand.
         scaled : array, shape of ``x``, optional
             What is rounded, where that is not ``x * scale`` in float32.
         """
         observer = self._observer(role, whole)
-        if observer is None:
-            return cast(x, scale, fmt) if scaled is None else round_to(scaled, fmt, overflow="saturate")
-        counters, before = Counters(), times(x, scale) if scaled is None else scaled
-        after = round_to(before, fmt, overflow="saturate", counters=counters)
-        self._show(observer, role, fmt, before, after, counters, _CASTS, (x, np.broadcast_to(scale, x.shape)))
+        counters = None if observer is None else Counters()
+        if scaled is None:
+            after = cast(x, scale, fmt, counters)
+        else:
+            after = round_to(scaled, fmt, overflow="saturate", counters=counters)
+        if self._traced():
+            self._trace(role, x != 0, after != 0, turned)
+        if observer is not None and counters is not None:
+            arrays = times(x, scale) if scaled is None else scaled, after, x, np.broadcast_to(scale, x.shape)
+            before, rounded, *inputs = (a.T for a in arrays) if turned else arrays
+            self._show(observer, role, fmt, before, rounded, counters, _CASTS, tuple(inputs))
         return after
 
     def counters(self, role: str, whole: bool = False) -> BlockCounters | None:
@@ -144,9 +171,11 @@ class Sight:
             What the quantisation counted; unless given, elements were rounded to nearest, and are counted here.
         """
         observer, element = self._observer(role, whole), q.format.element
+        assert isinstance(element, FloatFormat)
+        if self._traced():
+            self._trace(role, x != 0, (decode(q.codes, element) != 0) & (element_scales(q) != 0), turned=False)
         if observer is None:
             return
-        assert isinstance(element, FloatFormat)
         before, scales = quotients(x, q, rule), element_scales(q)
         if counters is None:
             seen = Counters()
@@ -165,6 +194,18 @@ class Sight:
         due = observer is not None and _kind(role) in observer.kinds and not self._again and first == self._key
         return observer if due else None
 
+    def _traced(self) -> bool:
+        """Return whether somebody follows the product under way, of a backward pass."""
+        observer = settings().observer
+        return observer is not None and observer.traces and self._key[0] != "forward"
+
+    def _trace(self, role: str, before: NDArray[np.bool_], left: NDArray[np.bool_], turned: bool) -> None:
+        """Take note of what is not zero before and after a cast."""
+        if role in self._key[1]:
+            self._left[role] = left.T if turned else left
+        else:
+            self._result = before & ~left
+
     def _show(
         self,
         observer: Observer,
@@ -182,7 +223,8 @@ class Sight:
             inputs = tuple(None if x is None else x.swapaxes(-1, -2) for x in inputs)
         target = self.parameter if role.startswith("weight") and role != "weights" else None
         producer = f"{self.operation} {role}".strip()
-        origin = Origin(casts[product], self.layer, FP32, inputs, target=target)
+        clips = casts is _BLOCK_CASTS
+        origin = Origin(casts[product], self.layer, FP32, inputs, target=target, clips=clips)
         observer.rounded(_kind(role), producer, fmt, before, after, counters, origin)
 
 

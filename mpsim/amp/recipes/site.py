@@ -90,6 +90,8 @@ class RecipeSite:
     """Histories of roles as the forward pass found them."""
     made: dict[str, AmaxHistory | None] = field(default_factory=dict)
     """Histories of roles that are to replace them; None once they have."""
+    lost: dict[Product, NDArray[np.bool_]] = field(default_factory=dict)
+    """Where the products of a traced backward pass are zero for what casts made of their operands."""
 
     @classmethod
     def alone(cls, unit: UnitLike = "native") -> RecipeSite:
@@ -99,6 +101,11 @@ class RecipeSite:
     def free(self) -> None:
         """Let go of the weight."""
         self.weight = self.sight.parameter = None
+        self.lost.clear()
+
+    def lost_in_casts(self, product: Product) -> NDArray[np.bool_] | None:
+        """Return which elements of the last product of a backward pass are zero for what casts made of its operands."""
+        return self.lost.get(product)
 
     def matmul(self, call: Call, a: Array, b: Array, product: Product, roles: Roles) -> Array:
         """Return ``a @ b`` in FP32."""
@@ -110,9 +117,13 @@ class RecipeSite:
             b = self.weight.T if product == "forward" else self.weight
         self.sight.begin(product, roles)
         if b.ndim > 2 or a.ndim == 2:
-            return self.recipe.multiply(a, b, product, roles, self)
-        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
-        return self.recipe.multiply(rows, b, product, roles, self).reshape(*a.shape[:-1], b.shape[-1])
+            y = self.recipe.multiply(a, b, product, roles, self)
+        else:
+            rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+            y = self.recipe.multiply(rows, b, product, roles, self).reshape(*a.shape[:-1], b.shape[-1])
+        if (lost := self.sight.lost()) is not None:
+            self.lost[product] = lost
+        return y
 
 
 _STATES: weakref.WeakKeyDictionary[Tensor, dict[str, LayerState]] = weakref.WeakKeyDictionary()

@@ -355,6 +355,152 @@ def test_records_tell_what_other_formats_and_scales_would_lose(tmp_path: Path):
         assert [entry.tensor for entry in read.entries("operand")] == ["Linear linear input", "weight"]
 
 
+@pytest.mark.parametrize("recipe", ["te-current", "te-block", "te-mxfp8", "torchao-rowwise"])
+def test_operands_are_shown_as_the_layer_has_them(recipe: str):
+    made, keeper = layer(6, 40), Keeper()
+    step(made, recipe, numbers(5, 40), keeper)
+    shapes = {INPUT: (5, 40), WEIGHT: (6, 40), GRADIENT: (5, 6)}
+    for each in keeper.shown:
+        assert each.before.shape == each.after.shape == shapes[each.producer]
+        source, scale, *_ = each.origin.inputs
+        assert source is not None
+        assert scale is not None
+        assert source.shape == scale.shape == shapes[each.producer]
+        if each.producer == WEIGHT:
+            assert_same_bits(source, made.weight.data)
+
+
+def traced(recipe: Any, x: Array, g: Array, weight: Array) -> Record:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, rng=0)
+    made.weight.data = weight
+    inputs = Tensor(x, requires_grad=True)
+    with observe(causes=True) as record:
+        with amp.fp8_autocast(recipe, format="fp32"):
+            y = made(inputs)
+        y.backward(g)
+    return record
+
+
+def test_zeros_of_a_weight_gradient_are_told_from_those_that_a_cast_made():
+    """Of the input column 1 is cast to zero, of the gradient column 1; column 2 of the input was zero already."""
+    x = np.float32([[1.0, 2.0**-30, 0.0, 2.0**-2], [0.5, 2.0**-30, 0.0, 2.0**-3]])
+    g = np.float32([[1.0, 2.0**-40], [1.0, 2.0**-40]])
+    for recipe in ("te-current", "ms-amp", "torchao-rowwise"):
+        whole = recipe != "torchao-rowwise"  # with a scale for each row of the transposes nothing is cast to zero
+        record = traced(recipe, x, g, np.ones((2, 4), np.float32))
+        found = record.why_zero("weight")
+        assert (found.elements, found.true_zero) == (8, 2)
+        assert (found.cast, found.zeros) == ((4, 6) if whole else (0, 2))
+        assert found.swamping == found.underflow == found.upstream == 0
+        if whole:
+            assert "cast 66.7%" in str(found)
+
+
+def test_what_the_cast_of_the_product_itself_loses_is_the_casts():
+    """MS-AMP stores the gradient of the weight in FP8: numbers far below the largest become zero."""
+    x = np.float32([[1.0, 2.0**-9]])
+    record = traced("ms-amp", x, np.float32([[1.0, 2.0**-9]]), np.ones((2, 2), np.float32))
+    found = record.why_zero("weight")
+    assert (found.zeros, found.cast, found.swamping) == (1, 1, 0)  # 2**-18, below 2**-9 / 448
+
+
+def test_what_a_recipes_unit_cuts_off_is_swamping_still():
+    x = np.float32([[1.0], [-1.0], [2.0**-6]])
+    g = np.float32([[1.0], [1.0], [2.0**-13]])  # 2**-19 beside 1, in 14 bits
+    record = traced("te-current", x, g, np.ones((1, 1), np.float32))
+    assert record.why_zero("weight").zeros == 0  # in NumPy's FP32
+    made, inputs = nn.Linear(1, 1, bias=False, rng=0), Tensor(x, requires_grad=True)
+    with observe(causes=True) as record:
+        recipe = dataclasses.replace(get_recipe("te-current"), split=())
+        with amp.fp8_autocast(recipe, unit="h100", format="fp32"):
+            y = made(inputs)
+        y.backward(g)
+    found = record.why_zero("weight")
+    assert (found.zeros, found.cast, found.swamping) == (1, 0, 1)
+
+
+def test_blocks_and_the_gradient_of_the_input_are_followed_too():
+    rng = np.random.default_rng(0)
+    x, g = (rng.choice(np.float32([1.0, -0.5, 0.25]), shape) for shape in ((32, 32), (32, 32)))
+    weight = np.ones((32, 32), np.float32)
+    # Gradients 2**-30 beside 1 in their block are cast to zero: a row of them leaves nothing of the input's gradient.
+    g[:, 1:], x[:, 3] = np.float32(2.0**-30), np.float32(2.0**-40)
+    weight[0] = 0
+    record = traced("te-mxfp8", x, g, weight)
+    found = record.why_zero("Linear", "gradient operand")
+    assert found.underflow > 0
+    for (_, kind, _, _), causes in record.zero_causes.items():  # type: ignore[union-attr]
+        parts = dataclasses.asdict(causes)
+        assert min(parts.values()) >= 0
+        assert sum(n for name, n in parts.items() if name not in ("elements", "zeros")) == causes.zeros
+        if kind == "activation gradient":
+            assert causes.swamping == 0
+    tensor = Tensor(x, requires_grad=True) * 1.0
+    made = nn.Linear(32, 32, bias=False, rng=0)
+    made.weight.data = weight
+    with observe(causes=True) as record:
+        with amp.fp8_autocast("te-mxfp8", format="fp32"):
+            y = made(tensor)
+        y.backward(g)
+    inner = record.why_zero("mul", "activation gradient")
+    assert (inner.zeros, inner.cast, inner.swamping) == (1024, 1024, 0)  # 31 terms of 2**-30 each, and 0 times 1
+
+
+@machine_code
+@pytest.mark.parametrize("name", RECIPES)
+def test_who_follows_causes_changes_no_bits(name: str):
+    x = numbers(20, 40)
+    alone, followed = (step(layer(), name, x, record, seed=3) for record in (None, Record(causes=True)))
+    for got, want in zip(followed, alone, strict=True):
+        assert_same_bits(got, want)
+
+
+def test_what_a_scale_rule_clips_in_blocks_is_no_overflow():
+    x = np.full((1, 64), 1.0, np.float32)
+    x[0, 5] = 1.9375  # times 2**8 beyond 448
+    rule = MXFP8Scaling(scale_rule="floor")
+
+    def run(**options: Any) -> Record:
+        with observe(**options) as record, amp.fp8_autocast(rule, format="fp32"):
+            layer(6, 64)(x)
+        return record
+
+    record = run()
+    assert record.counters("operand", INPUT).overflows == 1
+    assert record.first_bad("overflow") is None
+    assert record.first_bad("clipped") is None
+    found = run(clipped=0.01).first_bad("clipped")
+    assert found is not None
+    assert (found.tensor, found.index, found.share, found.value) == ("Linear linear input", (0, 5), 1 / 64, 496.0)
+    assert found.factor == 2.0
+    assert "0.0156 of the operand Linear linear input was clipped in e4m3" in str(found)
+    assert str(found).endswith("a scale 2 times that of the recipe would have saved it")
+    assert run(clipped=1 / 64).first_bad("clipped") is None
+
+
+def test_blocks_that_are_clipped_altogether_are_found(tmp_path: Path):
+    x = np.full((1, 64), 1.99, np.float32)
+    with observe() as record, amp.fp8_autocast(MXFP8Scaling(scale_rule="floor"), format="fp32"):
+        layer(6, 64)(x)
+    found = record.first_bad()
+    assert found is not None
+    assert (found.cause, found.share) == ("clipped", 1.0)
+    record.save(tmp_path / "run.npz")
+    again = Record.load(tmp_path / "run.npz")
+    assert (again.clipped, again.findings) == (0.5, record.findings)
+
+
+def test_block_scales_divide_in_remedies():
+    x = np.full((1, 32), 0.75 * 2.0**-10, np.float32)
+    x[0, 0] = 225.0  # whose scale is 1; twice it rounds to 448 still
+    with observe() as record, amp.fp8_autocast("te-mxfp8", format="fp32"):
+        layer(6, 32)(x)
+    found = record.first_bad("flushed")
+    assert found is not None
+    assert (found.tensor, found.factor) == ("Linear linear input", 0.5)
+    assert str(found).endswith("a scale 1/2 of that of the recipe would have saved it")
+
+
 def test_the_report_lists_operands(tmp_path: Path):
     x = np.full((1, 8), 2.0**-30, np.float32)
     x[0, 0] = 1.0
