@@ -429,7 +429,7 @@ def _choose(
         errors.append(block_errors(recipe, x, cut(values, axis, f.length), numbers, *undone))
     four = errors[1] < errors[0]
     spread = uncut(np.broadcast_to(four[..., None], x.shape), axis, source.shape[axis])
-    _round_quotients(job, np.where(spread, found[1], found[0]), q.codes)
+    _round_quotients(job, np.where(spread, found[1], found[0]).reshape(-1), q.codes.reshape(-1))
     codes, saturated, underflowed = (np.where(four, b, a) for a, b in zip(*both, strict=True))
     q.scales[...] = np.moveaxis(codes, -1, axis)
     if job.counters is not None:
