@@ -28,6 +28,7 @@ __all__ = [
     "by_hand",
     "emulated",
     "emulated_matrices",
+    "plain",
     "same_answers",
 ]
 
@@ -114,7 +115,7 @@ def _written(designs: Sequence[Design], places: Sequence[int], setting: Setting)
     return Arrays(a, b, c, scale_a, scale_b)
 
 
-def _plain(a: NDArray[Any], b: NDArray[Any], setting: Setting) -> Arrays:
+def plain(a: NDArray[Any], b: NDArray[Any], setting: Setting) -> Arrays:
     """Return matrices with zero accumulators, and scales of one."""
     empty = _written((), (), setting)
     return empty._replace(a=a, b=b)
@@ -153,13 +154,17 @@ class Box:
     whole_k: int = 0
     """K of the function's products, where only some k are asked about."""
     without_c: bool = False
-    """Whether no accumulator is given even where the function takes one."""
+    """Whether accumulators are zero even where the function takes them."""
 
     @property
     def takes_c(self) -> bool:
-        """Whether there is an accumulator to give: the function has an argument named ``c``."""
+        """Whether there are accumulators to ask about: the function has an argument named ``c``."""
+        return not self.without_c and self._has_c
+
+    @property
+    def _has_c(self) -> bool:
         try:
-            return not self.without_c and "c" in inspect.signature(self.function).parameters
+            return "c" in inspect.signature(self.function).parameters
         except (TypeError, ValueError):  # no signature to be had
             return False
 
@@ -183,7 +188,7 @@ class Box:
             left, right = rows(slice(start, min(start + len(places), count)))
             chosen = places[: len(left)]
             a[chosen], b[:, chosen] = left, right.T
-            parts.append(self._product(_plain(a, b, self.setting)).diagonal()[chosen])
+            parts.append(self._product(plain(a, b, self.setting)).diagonal()[chosen])
         return np.concatenate(parts)
 
     def ask_matrices(self, x: Arrays) -> NDArray[Any]:
@@ -220,7 +225,7 @@ class Box:
         scales = {} if x.scale_a is None else {"scale_a": x.scale_a, "scale_b": x.scale_b}
         if self.within is not None:
             x = _spread(x, self.within, self.whole_k)
-        start = {"c": x.c} if self.takes_c else {}
+        start = {"c": x.c} if self._has_c else {}
         with np.errstate(all="ignore"):
             d = np.asarray(self.function(x.a, x.b, **start, **scales))
             if d.shape != self.setting.shape[:2]:

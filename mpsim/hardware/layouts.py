@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from mpsim.matmul.schedules import SCHEDULES, Reduction, Schedule, Split, Sums, follow
 
-__all__ = ["first_chain", "proposals", "signature", "variants"]
+__all__ = ["first_chain", "is_usual", "plain", "proposals", "schedule_text", "signature", "variants"]
 
 _Ks: TypeAlias = NDArray[np.intp]
 _TILES = (64, 128, 32, 16, 256, 512)
 """Usual tiles, the likeliest first."""
+_STRIPES = (1, 2, 4)
 _ONE_CHAIN = Schedule()
 _SPARED = 16
 """Splits beside which there may be others that own nothing."""
@@ -48,7 +49,7 @@ def _first_accumulator(schedule: Schedule, k: int) -> _Ks:
         owned = tile % schedule.split_k == 0
     else:
         owned = tile < max(math.ceil(math.ceil(k / schedule.tile) / schedule.split_k), 1)
-    return every[owned & (every % schedule.tile < schedule.tile // schedule.stripes)]
+    return np.flatnonzero(owned & (every % schedule.tile < schedule.tile // schedule.stripes))
 
 
 def meetings(schedule: Schedule, k: int) -> _Ks:
@@ -120,8 +121,8 @@ def proposals(hidden: Sequence[int | None]) -> Iterator[Schedule]:
 
     Examples
     --------
-    >>> chains = [1, 2, 3, 4, 8, 8, 8, 8]
-    >>> [(s.split_k, s.tile, s.promotion) for s in proposals(chains) if s.reduction == "serial"]
+    >>> chains = [1, 4, 4, 4, 8, 8, 8, 8]
+    >>> [(s.split_k, s.tile, s.promotion) for s in proposals(chains) if s.reduction == "serial" and s.stripes == 1]
     [(1, 64, 0), (1, 64, 4), (1, 64, 8), (2, 4, 0), (2, 4, 4)]
     """
     k = len(hidden)
@@ -211,6 +212,11 @@ def _reductions(layout: Schedule, k: int) -> Iterator[list[Schedule]]:
             yield [dataclasses.replace(layout, split_k=splits, tile=tile, reduction=Reduction.PAIRWISE)]
 
 
+def is_usual(schedule: Schedule) -> bool:
+    """Whether tiles and stripes are such as libraries have."""
+    return schedule.stripes in _STRIPES and (schedule.tile in _TILES or plain(schedule).tile in _TILES)
+
+
 def variants(schedule: Schedule) -> list[Schedule]:
     """Return schedules near to one: the presets cut as often, and each with one field changed."""
     near = [dataclasses.replace(preset, split_k=schedule.split_k) for preset in SCHEDULES.values()]
@@ -218,5 +224,36 @@ def variants(schedule: Schedule) -> list[Schedule]:
     changes += [{"tile": tile} for tile in _TILES if tile % schedule.stripes == 0]
     changes += [{"split": split} for split in Split]
     changes += [{"reduction": reduction} for reduction in Reduction]
-    changes += [{"stripes": n} for n in (1, 2, 4) if schedule.tile % n == 0]
+    changes += [{"stripes": n} for n in _STRIPES if schedule.tile % n == 0]
     return [*near, *(dataclasses.replace(schedule, **change) for change in changes)]
+
+
+def plain(schedule: Schedule) -> Schedule:
+    """Return a schedule without numbers that change nothing.
+
+    Examples
+    --------
+    >>> plain(Schedule(tile=128, reduction="pairwise")) == Schedule()
+    True
+    """
+    if schedule.split_k == 1:
+        schedule = dataclasses.replace(schedule, split=Split.CONTIGUOUS, reduction=Reduction.SERIAL)
+        if schedule.stripes == 1:
+            schedule = dataclasses.replace(schedule, tile=_ONE_CHAIN.tile)
+    return schedule
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """Return a schedule as keywords of `mpsim.matmul`.
+
+    Examples
+    --------
+    >>> schedule_text(Schedule()), schedule_text(Schedule(split_k=2, reduction="in-place"))
+    ('one chain', "split_k=2, split='contiguous', tile=64, reduction='in-place'")
+    """
+    schedule = plain(schedule)
+    split = schedule.split_k > 1
+    shown = {"split_k": split, "split": split, "tile": split or schedule.stripes > 1}
+    shown |= {"stripes": schedule.stripes > 1, "promotion": schedule.promotion > 0, "reduction": split}
+    values = {name: getattr(schedule, name) for name, said in shown.items() if said}
+    return ", ".join(f"{k}={x}" if isinstance(x, int) else f"{k}='{x}'" for k, x in values.items()) or "one chain"

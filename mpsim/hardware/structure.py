@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim.hardware.boxes import Box
 from mpsim.formats import FP32
+from mpsim.hardware.boxes import Box
 from mpsim.hardware.designs import HIDING, Range, cancellations, pairs_on_a_large_accumulator
 
 __all__ = ["Structure", "Tree", "find_structure", "hidden_summands", "summation_tree", "sums_along", "tree_text"]
