@@ -50,7 +50,8 @@ class Finding:
     k: int
     """Products of each dot product: what is cut beyond them was not seen."""
     schedule: Schedule | None
-    """How K is cut: `mpsim.matmul` with this unit and schedule gives every bit; None where none was found that does."""
+    """How K is cut: `mpsim.matmul` with this unit and schedule gives every bit that designs asked for, and as many of
+    others as ``agreement`` says; None where no schedule does."""
     schedules: tuple[Schedule, ...]
     """Other schedules that give the same bits at this K, and so cannot be told from the box."""
     other_schedules: tuple[Witness, ...]
@@ -121,7 +122,11 @@ class Finding:
         given = f"{equal} of {tried} elements of random products with K = {self.k}"
         if self.schedule is None:
             return [Fact("schedule", f"none that mpsim.matmul has; one chain of this unit gives {given}")]
-        return [Fact("schedule", schedule_text(self.schedule)), Fact("agreement", f"{given}, by unit and schedule")]
+        elsewhere = "" if equal == tried else "; the others are summed in another way"
+        return [
+            Fact("schedule", schedule_text(self.schedule)),
+            Fact("agreement", f"{given}, by unit and schedule{elsewhere}"),
+        ]
 
     def told_apart(self) -> dict[str, list[MatrixUnit]]:
         """Return the rows that differ, by the question and the two answers to it."""

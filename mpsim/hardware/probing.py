@@ -12,7 +12,7 @@ from mpsim.hardware.boxes import Box, Design, MatmulFunction, Setting, same_answ
 from mpsim.hardware.findings import Fact, Finding
 from mpsim.hardware.matching import Witness, arithmetic_of, candidates, witness
 from mpsim.hardware.structure import Structure, Tree, hidden_summands, summation_tree, sums_along, tree_text
-from mpsim.hardware.studies import Study, found_schedule, in_turn, other_schedules
+from mpsim.hardware.studies import Studies, Study, found_schedule, in_turn, other_schedules
 from mpsim.hardware.trials import Trials, ask_trials
 from mpsim.matmul.schedules import Schedule
 from mpsim.rounding import round_to
@@ -90,13 +90,13 @@ def probe(
     box = box.alike(_telling(box.setting))
     schedules = in_turn(box, hidden_summands(box))
     trials = ask_trials(box, seed)
-    study, unit, schedule = found_schedule(box, schedules, trials, seed)
-    rows, others = _compared(study, unit, schedule, trials)
+    study, unit, schedule, compared = _searched(box, schedules, trials, seed)
+    rows, others = _compared(study, unit, schedule, compared)
     near: tuple[list[Schedule], list[Witness]] = ([], [])
     agreement = (0, 0)
     if unit is not None:
         agreement = trials.agreement(unit, schedule or Schedule())
-        near = near if schedule is None else other_schedules(unit, schedule, schedules, trials)
+        near = near if schedule is None else other_schedules(unit, schedule, schedules, compared)
     return Finding(
         facts=_facts(box, study, schedule, trials),
         unit=unit,
@@ -110,6 +110,18 @@ def probe(
         other_schedules=tuple(near[1]),
         agreement=agreement,
     )
+
+
+def _searched(
+    box: Box, schedules: list[Schedule], trials: Trials, seed: int
+) -> tuple[Study, MatrixUnit | None, Schedule | None, Trials]:
+    """Return study, unit and schedule, and the trials they stand: all, else those on the diagonal alone."""
+    studies: Studies = {}
+    found = found_schedule(box, schedules, trials, seed, studies)
+    if found[2] is not None or found[1] is None:
+        return *found, trials
+    diagonal = trials.on_diagonal()
+    return *found_schedule(box, schedules, diagonal, seed, studies), diagonal
 
 
 def _telling(setting: Setting) -> list[Design]:
@@ -182,8 +194,8 @@ def _order(box: Box, study: Study, schedule: Schedule | None, trials: Trials) ->
         return {"order": "not seen: hidden terms leave a trace (rounding to odd or away from zero)"}
     if (box.setting.k > _LONG and schedule is not None) or box.setting.k > _LONGEST:
         tree = summation_tree(study.box)
-        told = "exact sums in blocks" if tree is None else tree_text(tree)
-        return {"order": f"{told}, of the first {study.box.setting.k} places of its chain"}
+        inside = "exact sums in blocks" if tree is None else tree_text(tree)
+        return {"order": f"{inside}, of the first {study.box.setting.k} places of its chain"}
     tree = summation_tree(box)
     if tree is None:
         return {"order": "exact sums in blocks" if structure.exact_inside else "that of no tree"}

@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from mpsim.hardware.trials import Trials
 from mpsim.matmul.schedules import Schedule
 from mpsim.units import MatrixUnit
 
-__all__ = ["Study", "found_schedule", "in_turn", "other_schedules"]
+__all__ = ["Studies", "Study", "found_schedule", "in_turn", "other_schedules"]
 
 _STUDIED = 128
 """Places of a chain that are enough to study it."""
@@ -101,14 +101,18 @@ def in_turn(box: Box, hidden: Sequence[int | None]) -> list[Schedule]:
     return sorted(proposals(hidden), key=lambda schedule: (not explained(schedule), not is_usual(schedule)))
 
 
+Studies: TypeAlias = dict[tuple[bytes, bool, bool], Study]
+"""By the places of a chain, and whether it is promoted, or all there is."""
+
+
 def found_schedule(
-    box: Box, schedules: Sequence[Schedule], trials: Trials, seed: int
+    box: Box, schedules: Sequence[Schedule], trials: Trials, seed: int, studies: Studies
 ) -> tuple[Study, MatrixUnit | None, Schedule | None]:
     """Return the first study, unit and schedule that give all that a box gives.
 
     Where there are none, the schedule is None, and the unit one that gives the answers of the first chain that has any.
+    Studies that were made before are used again, and new ones are kept with them.
     """
-    studies: dict[tuple[bytes, bool, bool], Study] = {}
     best: tuple[Study, MatrixUnit] | None = None
     tried: set[Any] = set()
     for schedule in schedules:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,13 @@ class Trials:
     answers: Answers
     matrices: list[tuple[Arrays, NDArray[Any]]]
     takes_c: bool
-    places: NDArray[np.intp]
-    """Rows and columns that are compared."""
+    places: tuple[NDArray[np.intp], NDArray[np.intp]]
+    """Rows and columns of the elements that are compared: all of them, or the diagonal's that are treated alike."""
+
+    def on_diagonal(self) -> Trials:
+        """Return the same with the elements compared where designs are asked about."""
+        diagonal = self.places[0] == self.places[1]
+        return replace(self, places=(self.places[0][diagonal], self.places[1][diagonal]))
 
     def agreement(self, unit: MatrixUnit, schedule: Schedule) -> tuple[int, int]:
         """Return how many elements a unit with a schedule gives as the box does, and how many there are."""
@@ -53,10 +58,9 @@ class Trials:
         setting = self.setting._replace(schedule=schedule)
         given = emulated(unit, self.designs, setting)
         yield 0, given, same_answers(given, self.answers)
-        there = np.ix_(self.places, self.places)
         for i, (x, got) in enumerate(self.matrices, 1):
-            given = emulated_matrices(unit, x, setting).astype(setting.dtype, copy=False)[there]
-            yield i, given, same_answers(given, got[there])
+            given = emulated_matrices(unit, x, setting).astype(setting.dtype, copy=False)[self.places]
+            yield i, given, same_answers(given, got[self.places])
 
     def _shortest(self, _: int, given: NDArray[Any], same: NDArray[np.bool_]) -> tuple[Design, float, float]:
         """Return the shortest of the designs whose answers differ, what was given, and the box's answer."""
@@ -66,11 +70,11 @@ class Trials:
     def _element(self, i: int, given: NDArray[Any], same: NDArray[np.bool_]) -> tuple[Design, float, float]:
         """Return the same of the elements of the i-th matrix, counted from 1."""
         x, got = self.matrices[i - 1]
-        i, j = (int(places[0]) for places in np.nonzero(~same))
-        row, column = int(self.places[i]), int(self.places[j])
+        first = int(np.flatnonzero(~same)[0])
+        row, column = (int(places[first]) for places in self.places)
         factors = zip(range(self.setting.k), x.a[row].tolist(), x.b[:, column].tolist(), strict=True)
         products = tuple((k, left, right) for k, left, right in factors if left and right)
-        return Design(products, float(x.c[row, column])), float(given[i, j]), float(got[row, column])
+        return Design(products, float(x.c[row, column])), float(given[first]), float(got[row, column])
 
 
 def ask_trials(box: Box, seed: int = 0) -> Trials:
@@ -78,9 +82,13 @@ def ask_trials(box: Box, seed: int = 0) -> Trials:
     setting, takes_c = box.setting, box.takes_c
     rng = np.random.default_rng(seed)
     asked = designs.crossings(setting, _SHORT, takes_c, seed)
-    places = np.arange(min(setting.shape[:2])) if box.places is None else np.asarray(box.places)
+    m, n, _ = setting.shape
+    every = np.indices((m, n)).reshape(2, -1)
+    alike = every if box.places is None or len(box.places) == min(m, n) else np.array([box.places, box.places])
     matrices = [_random_matrices(setting, rng, *kind, takes_c and i % 2 == 1) for i, kind in enumerate(_KINDS)]
-    return Trials(setting, asked, box.ask(asked), [(x, box.ask_matrices(x)) for x in matrices], takes_c, places)
+    return Trials(
+        setting, asked, box.ask(asked), [(x, box.ask_matrices(x)) for x in matrices], takes_c, (alike[0], alike[1])
+    )
 
 
 def _random_matrices(setting: Setting, rng: np.random.Generator, spread: int, share: float, use_c: bool) -> Arrays:
