@@ -65,8 +65,8 @@ class Range(NamedTuple):
 
     @property
     def small(self) -> int:
-        """Exponent of a product that is hidden: of normal operands, unless that is too near to hide many of them."""
-        if self.large - self.lowest >= HIDING:
+        """Exponent of a product that is hidden: normal, of normal operands, unless that is too near to hide many."""
+        if self.large - max(self.lowest, self.out.emin) >= HIDING:
             return max(self.lowest, self.out.emin, self.large - 60)
         return max(self.lowest - self.a.m - self.b.m, self.out.emin - self.out.m)
 

@@ -97,7 +97,8 @@ def signature(schedule: Schedule, k: int, takes_c: bool, narrow: bool) -> Any:
         if x == "zero" or y == "zero":
             other = y if x == "zero" else x
             return ("+0", other) if other[0] == "chain" else other
-        return ("+", *(part[1] if part[0] == "+0" else part for part in (x, y)))
+        # Sums do not depend on the order of two summands.
+        return ("+", *sorted((part[1] if part[0] == "+0" else part for part in (x, y)), key=repr))
 
     def chain(own: _Ks, start: Any) -> Any:
         return "zero" if own.size == 0 and start is None else ("chain", own.tobytes(), start)

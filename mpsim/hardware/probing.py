@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -88,9 +89,10 @@ def probe(
         raise ValueError(f"probe: scale is {scale!r}, scale_block = {scale_block}; it needs both or neither")
     box = Box(matmul_function, Setting(a, b, get_format(out), shape, scales, scale_block))
     box = box.alike(_telling(box.setting))
-    schedules = in_turn(box, hidden_summands(box))
+    hidden = hidden_summands(box)
+    schedules = in_turn(box, hidden)
     trials = ask_trials(box, seed)
-    study, unit, schedule, compared = _searched(box, schedules, trials, seed)
+    study, unit, schedule, compared = _searched(box, schedules, hidden, trials, seed)
     rows, others = _compared(study, unit, schedule, compared)
     near: tuple[list[Schedule], list[Witness]] = ([], [])
     agreement = (0, 0)
@@ -113,15 +115,15 @@ def probe(
 
 
 def _searched(
-    box: Box, schedules: list[Schedule], trials: Trials, seed: int
+    box: Box, schedules: list[Schedule], hidden: Sequence[int | None], trials: Trials, seed: int
 ) -> tuple[Study, MatrixUnit | None, Schedule | None, Trials]:
     """Return study, unit and schedule, and the trials they stand: all, else those on the diagonal alone."""
     studies: Studies = {}
-    found = found_schedule(box, schedules, trials, seed, studies)
+    found = found_schedule(box, schedules, hidden, trials, seed, studies)
     if found[2] is not None or found[1] is None:
         return *found, trials
     diagonal = trials.on_diagonal()
-    return *found_schedule(box, schedules, diagonal, seed, studies), diagonal
+    return *found_schedule(box, schedules, hidden, diagonal, seed, studies), diagonal
 
 
 def _telling(setting: Setting) -> list[Design]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpsim.formats import FP32, FP64
 from mpsim.hardware import designs
@@ -63,10 +64,14 @@ def studied(box: Box, schedule: Schedule, seed: int) -> Study:
     A promoted chain gets no accumulator: that is added to its result.
     """
     chain = first_chain(schedule, box.setting.k)[:_STUDIED]
-    if not schedule.is_one_chain or len(chain) < box.setting.k:
-        box = box.inside(chain.tolist(), _alone(schedule, len(chain)), without_c=schedule.promotion > 0)
+    return _studied_places(box, chain, _alone(schedule, len(chain)), schedule.promotion > 0, seed)
+
+
+def _studied_places(box: Box, places: NDArray[np.intp], schedule: Schedule, without_c: bool, seed: int) -> Study:
+    if not schedule.is_one_chain or len(places) < box.setting.k:
+        box = box.inside(places.tolist(), schedule, without_c)
     structure = find_structure(box)
-    measures = measure(box, structure) if len(chain) > 2 else Measures()
+    measures = measure(box, structure) if len(places) > 2 else Measures()
     some = range(1, min(box.setting.k, 34))
     measures.ask(box, designs.cancellations(box.setting, 0, some))
     measures.ask(box, designs.cancellations(box.setting, 0, some, accumulator=True))
@@ -106,7 +111,12 @@ Studies: TypeAlias = dict[tuple[bytes, bool, bool], Study]
 
 
 def found_schedule(
-    box: Box, schedules: Sequence[Schedule], trials: Trials, seed: int, studies: Studies
+    box: Box,
+    schedules: Sequence[Schedule],
+    hidden: Sequence[int | None],
+    trials: Trials,
+    seed: int,
+    studies: Studies,
 ) -> tuple[Study, MatrixUnit | None, Schedule | None]:
     """Return the first study, unit and schedule that give all that a box gives.
 
@@ -129,9 +139,22 @@ def found_schedule(
             if (unit, cut) not in tried and trials.departure(unit, schedule) is None:
                 return study, unit, schedule
             tried.add((unit, cut))
+    if best is None:
+        best = _unit_of_a_chain(box, hidden, seed)
     if best is not None:
         return *best, None
     return next(iter(studies.values())), None, None
+
+
+def _unit_of_a_chain(box: Box, hidden: Sequence[int | None], seed: int) -> tuple[Study, MatrixUnit] | None:
+    """Return the study of the longest part of K that looks like one chain, and the unit there, if it has one."""
+    seen = np.array([-1 if count is None else count for count in hidden])
+    for count in np.unique(seen[1:])[::-1]:
+        own = np.flatnonzero(seen < count)
+        if own.size > 2 and is_predicted([hidden[k] for k in own.tolist()]):
+            study = _studied_places(box, own[:_STUDIED], Schedule(split_k=2, tile=box.setting.k), False, seed)
+            return (study, study.units[0]) if study.units else None
+    return None
 
 
 def other_schedules(
@@ -140,22 +163,26 @@ def other_schedules(
     """Return schedules that cannot be told from the one that was found, and others with where they differ.
 
     They are those that the structure allows, the presets, and those that differ in one number: of all that make the
-    same additions, the shortest to say with each reduction.
+    same additions, the shortest to say of each kind.
     """
     if trials.setting.scale is not None or FP64 in trials.setting[:3]:
         return [], []
     known: dict[Any, Witness | None] = {_signature(trials, found): None}
-    same, others, said = [], [], {(_signature(trials, found), plain(found).reduction)}
+    same, others, said = [], [], {(_signature(trials, found), *_kind(plain(found)))}
     for schedule in sorted(dict.fromkeys(map(plain, (*variants(found), *proposed))), key=_length):
         cut = _signature(trials, schedule)
         if cut not in known:
             known[cut] = trials.departure(unit, schedule)
             if (departure := known[cut]) is not None:
                 others.append(dataclasses.replace(departure, schedule=schedule))
-        if known[cut] is None and (cut, schedule.reduction) not in said:
-            said.add((cut, schedule.reduction))
+        if known[cut] is None and (cut, *_kind(schedule)) not in said:
+            said.add((cut, *_kind(schedule)))
             same.append(schedule)
     return same, others
+
+
+def _kind(schedule: Schedule) -> tuple[Any, ...]:
+    return schedule.reduction, schedule.split_k > 1, schedule.stripes > 1, schedule.promotion > 0
 
 
 def _length(schedule: Schedule) -> tuple[int, str]:
