@@ -13,12 +13,24 @@ from numpy.typing import NDArray
 from mpsim.encoding import encode
 from mpsim.formats import FP64, FloatFormat, get_format
 from mpsim.matmul._families import fused_numbers, unit_product
-from mpsim.matmul._operands import Operands, values
+from mpsim.matmul._operands import Operands, Values, values
 from mpsim.matmul._steps import Dot, steps_of
+from mpsim.matmul.schedules import Schedule, walk
 from mpsim.units import Family, MatrixUnit
 from mpsim_kernels.fused_dot import general_gemm
 
-__all__ = ["Answers", "Box", "Design", "Setting", "by_hand", "emulated", "same_answers"]
+__all__ = [
+    "Answers",
+    "Arrays",
+    "Box",
+    "Design",
+    "Setting",
+    "by_hand",
+    "emulated",
+    "emulated_matrices",
+    "plain",
+    "same_answers",
+]
 
 Answers = NDArray[Any]
 """Results as float32, or float64 where the result is fp64."""
@@ -34,6 +46,8 @@ class Setting(NamedTuple):
     shape: tuple[int, int, int] = (64, 64, 64)
     scale: FloatFormat | None = None
     scale_block: int = 0
+    schedule: Schedule = Schedule()
+    """How K is cut, as far as it is known."""
 
     @property
     def k(self) -> int:
@@ -72,7 +86,9 @@ def _short(x: float) -> str:
     return f"{'-' if x < 0 else ''}2^{e - 1}" if abs(factor) == 1 else f"{factor:.10g} * 2^{e - 1}"
 
 
-class _Arrays(NamedTuple):
+class Arrays(NamedTuple):
+    """Operands of a product of matrices."""
+
     a: NDArray[Any]
     b: NDArray[Any]
     c: NDArray[Any]
@@ -80,7 +96,7 @@ class _Arrays(NamedTuple):
     scale_b: NDArray[Any] | None
 
 
-def _written(designs: Sequence[Design], places: Sequence[int], setting: Setting) -> _Arrays:
+def _written(designs: Sequence[Design], places: Sequence[int], setting: Setting) -> Arrays:
     """Return designs as the rows of ``a``, the columns of ``b`` and the diagonal of ``c``."""
     m, n, k = setting.shape
     a, b = np.zeros((m, k), setting.dtype), np.zeros((k, n), setting.dtype)
@@ -96,13 +112,26 @@ def _written(designs: Sequence[Design], places: Sequence[int], setting: Setting)
         for block, scale in design.scales:
             assert scale_a is not None
             scale_a[i, block] = scale
-    return _Arrays(a, b, c, scale_a, scale_b)
+    return Arrays(a, b, c, scale_a, scale_b)
+
+
+def plain(a: NDArray[Any], b: NDArray[Any], setting: Setting) -> Arrays:
+    """Return matrices with zero accumulators, and scales of one."""
+    empty = _written((), (), setting)
+    return empty._replace(a=a, b=b)
+
+
+def _spread(x: Arrays, ks: Sequence[int], k: int) -> Arrays:
+    """Return operands whose columns, and rows, stand at some k, with zeros elsewhere."""
+    a, b = np.zeros((x.a.shape[0], k), x.a.dtype), np.zeros((k, x.b.shape[1]), x.b.dtype)
+    a[:, ks], b[list(ks)] = x.a, x.b
+    return x._replace(a=a, b=b)
 
 
 def _on_diagonals(
     designs: Sequence[Design],
     setting: Setting,
-    product: Callable[[_Arrays], NDArray[Any]],
+    product: Callable[[Arrays], NDArray[Any]],
     places: Sequence[int] | None = None,
 ) -> NDArray[Any]:
     """Return the answers of a product of matrices to designs, each at a place of its diagonal, many at once."""
@@ -120,10 +149,20 @@ class Box:
     setting: Setting
     places: tuple[int, ...] | None = None
     """Places of the diagonal to ask at; all unless given."""
+    within: tuple[int, ...] | None = None
+    """The only k that are asked about, as if there were no others; all unless given."""
+    whole_k: int = 0
+    """K of the function's products, where only some k are asked about."""
+    without_c: bool = False
+    """Whether accumulators are zero even where the function takes them."""
 
     @property
     def takes_c(self) -> bool:
-        """Whether the function has an argument named ``c``."""
+        """Whether there are accumulators to ask about: the function has an argument named ``c``."""
+        return not self.without_c and self._has_c
+
+    @property
+    def _has_c(self) -> bool:
         try:
             return "c" in inspect.signature(self.function).parameters
         except (TypeError, ValueError):  # no signature to be had
@@ -139,6 +178,37 @@ class Box:
         """
         return _on_diagonals(designs, self.setting, self._product, self.places)
 
+    def ask_rows(self, count: int, rows: Callable[[slice], tuple[NDArray[Any], NDArray[Any]]]) -> Answers:
+        """Return the results of dot products without accumulator, given as rows [n, K] for any slice of them."""
+        (m, n, k), dtype = self.setting.shape, self.setting.dtype
+        places = np.arange(min(m, n)) if self.places is None else np.asarray(self.places)
+        parts = [np.empty(0, dtype)]
+        for start in range(0, count, len(places)):
+            a, b = np.zeros((m, k), dtype), np.zeros((k, n), dtype)
+            left, right = rows(slice(start, min(start + len(places), count)))
+            chosen = places[: len(left)]
+            a[chosen], b[:, chosen] = left, right.T
+            parts.append(self._product(plain(a, b, self.setting)).diagonal()[chosen])
+        return np.concatenate(parts)
+
+    def ask_matrices(self, x: Arrays) -> NDArray[Any]:
+        """Return the product of whole matrices."""
+        return self._product(x)
+
+    def inside(self, ks: Sequence[int], schedule: Schedule, without_c: bool = False) -> Box:
+        """Return the box of some k alone, whose sum a schedule joins with others that are zero."""
+        m, n, _ = self.setting.shape
+        setting = self.setting._replace(shape=(m, n, len(ks)), schedule=schedule)
+        own = tuple(int(k) for k in ks)
+        return replace(self, setting=setting, within=own, whole_k=self.setting.k, without_c=without_c)
+
+    def placed(self, design: Design) -> Design:
+        """Return a design as the function sees it."""
+        if self.within is None:
+            return design
+        within = self.within
+        return design._replace(products=tuple((within[k], x, y) for k, x, y in design.products))
+
     def alike(self, designs: Sequence[Design]) -> Box:
         """Return the box for the most places of the diagonal that give the same answers to each of some designs.
 
@@ -151,9 +221,11 @@ class Box:
         chosen = np.flatnonzero(kind.reshape(-1) == np.argmax(count))
         return replace(self, places=tuple(chosen.tolist()))
 
-    def _product(self, x: _Arrays) -> NDArray[Any]:
+    def _product(self, x: Arrays) -> NDArray[Any]:
         scales = {} if x.scale_a is None else {"scale_a": x.scale_a, "scale_b": x.scale_b}
-        start = {"c": x.c} if self.takes_c else {}
+        if self.within is not None:
+            x = _spread(x, self.within, self.whole_k)
+        start = {"c": x.c} if self._has_c else {}
         with np.errstate(all="ignore"):
             d = np.asarray(self.function(x.a, x.b, **start, **scales))
             if d.shape != self.setting.shape[:2]:
@@ -166,15 +238,28 @@ class Box:
 
 def emulated(unit: MatrixUnit, designs: Sequence[Design], setting: Setting) -> Answers:
     """Return what a unit answers; a result of another format than ``setting.out`` is rounded to it once, at the end."""
-    out = get_format(unit.out)
 
-    def product(x: _Arrays) -> NDArray[Any]:
-        scales = [None if s is None else encode(s, unit.scale) for s in (x.scale_a, x.scale_b)]
-        operands = Operands(values(x.a, unit.inputs[0]), values(x.b, unit.inputs[1]), values(x.c, out), *scales)
-        d = _fused_diagonal(operands, unit) if unit.family is Family.FUSED else unit_product(operands, unit)
-        return d if out == setting.out else values(d, setting.out)
+    def product(x: Arrays) -> NDArray[Any]:
+        return _followed(x, unit, setting, _fused_diagonal)
 
     return _on_diagonals(designs, setting, product)
+
+
+def emulated_matrices(unit: MatrixUnit, x: Arrays, setting: Setting) -> NDArray[Any]:
+    """Return what a unit makes of whole matrices, without a kernel of its own where its family has a general one."""
+    return _followed(x, unit, setting, _fused_anywhere)
+
+
+def _followed(
+    x: Arrays, unit: MatrixUnit, setting: Setting, fused: Callable[[Operands, MatrixUnit], Values]
+) -> NDArray[Any]:
+    """Return the product of matrices by a setting's schedule, in the format of its results."""
+    out = get_format(unit.out)
+    scales = [None if s is None else encode(s, unit.scale) for s in (x.scale_a, x.scale_b)]
+    operands = Operands(values(x.a, unit.inputs[0]), values(x.b, unit.inputs[1]), values(x.c, out), *scales)
+    chain = fused if unit.family is Family.FUSED else unit_product
+    d = walk(operands, unit, chain, setting.schedule, setting.out)
+    return d if out == setting.out and setting.schedule.is_one_chain else values(d, setting.out)
 
 
 def by_hand(unit: MatrixUnit, design: Design, setting: Setting) -> Answers:
@@ -184,17 +269,25 @@ def by_hand(unit: MatrixUnit, design: Design, setting: Setting) -> Answers:
         a[k], b[k] = x, y
     result = steps_of(Dot(a, b, design.c), unit)[-1].result
     d = np.array([result], setting.dtype)
+    if not setting.schedule.is_one_chain:
+        d += 0  # -0 and another zero sum
     return d if unit.out == setting.out.name else values(d, setting.out)
 
 
-def _fused_diagonal(x: Operands, unit: MatrixUnit) -> NDArray[Any]:
-    """Return the product of matrices on its diagonal alone, by the kernel that no unit's numbers compile anew."""
-    assert x.c is not None
-    words = [np.ascontiguousarray(part, np.float32).view(np.int32) for part in (x.a, x.b, x.c)]
-    numbers, operands = fused_numbers(unit)
-    return general_gemm(words[0], words[1], words[2], numbers, operands, np.eye(*x.c.shape, dtype=np.int8)).view(
-        np.float32
-    )
+def _fused_anywhere(x: Operands, unit: MatrixUnit) -> Values:
+    """Return the product of matrices by the kernel that no unit's numbers compile anew."""
+    return _by_general_kernel(x, unit, None)
+
+
+def _fused_diagonal(x: Operands, unit: MatrixUnit) -> Values:
+    """Return the same on the diagonal alone."""
+    return _by_general_kernel(x, unit, np.eye(x.a.shape[0], x.b.shape[1], dtype=np.int8))
+
+
+def _by_general_kernel(x: Operands, unit: MatrixUnit, where: NDArray[np.int8] | None) -> Values:
+    a, b = (np.ascontiguousarray(part, np.float32).view(np.int32) for part in (x.a, x.b))
+    c = None if x.c is None else np.ascontiguousarray(x.c, np.float32).view(np.int32)
+    return general_gemm(a, b, c, *fused_numbers(unit), where).view(np.float32)
 
 
 def same_answers(x: Answers, y: Answers) -> NDArray[np.bool_]:

@@ -24,10 +24,12 @@ __all__ = [
     "Range",
     "cancellations",
     "conversions",
+    "crossings",
     "kept_bits",
     "lone_accumulators",
     "pairs_on_a_large_accumulator",
     "random_dots",
+    "random_values",
     "smallest_bits",
     "special_values",
     "subnormals",
@@ -63,8 +65,8 @@ class Range(NamedTuple):
 
     @property
     def small(self) -> int:
-        """Exponent of a product that is hidden: of normal operands, unless that is too near to hide many of them."""
-        if self.large - self.lowest >= HIDING:
+        """Exponent of a product that is hidden: normal, of normal operands, unless that is too near to hide many."""
+        if self.large - max(self.lowest, self.out.emin) >= HIDING:
             return max(self.lowest, self.out.emin, self.large - 60)
         return max(self.lowest - self.a.m - self.b.m, self.out.emin - self.out.m)
 
@@ -291,7 +293,7 @@ def random_dots(setting: Setting, count: int, seed: int = 0) -> list[Design]:
     designs = []
     for i in range(count):
         spread = (0, 2, 6, 14)[i % 4]
-        a, b = (_random_values(rng, fmt, k, spread) for fmt in (r.a, r.b))
+        a, b = (random_values(rng, fmt, k, spread) for fmt in (r.a, r.b))
         keep = rng.random(k) < (1.0, 0.3, 0.08)[i % 3]
         terms = tuple((j, float(a[j]), float(b[j])) for j in range(k) if keep[j])
         size = max((abs(x * y) for _, x, y in terms), default=1.0)
@@ -309,9 +311,37 @@ def random_dots(setting: Setting, count: int, seed: int = 0) -> list[Design]:
     return designs
 
 
-def _random_values(
+def crossings(setting: Setting, count: int, use_c: bool, seed: int = 0) -> list[Design]:
+    """Return short dot products at places all over K, near to each other or not.
+
+    Most are a large product and its negative with one to three smaller ones, the others a few random products.
+    """
+    rng = np.random.default_rng(seed)
+    k, r = setting.k, Range(*setting[:3])
+    top = r.large - 2
+    designs = []
+    for i in range(count):
+        n = min(k, 3 + i % 3)
+        near = min(k, (2, 8, 32, 128)[i % 4] * n)
+        ks = ((int(rng.integers(k)) + rng.choice(near if i % 8 < 4 else k, n, replace=False)) % k).tolist()
+        if i % 3:
+            x, y = r.power(top)
+            lower = rng.integers(1, max(min(top - r.small, 40), 2), n - 2).tolist()
+            small = tuple((at, *r.power(top - d)) for at, d in zip(ks[2:], lower, strict=True))
+            terms = ((ks[0], x, y), (ks[1], -x, y), *small)
+            c = math.ldexp(1.0, max(top - int(rng.integers(1, 30)), setting.out.emin))
+        else:
+            a, b = (random_values(rng, fmt, n, (0, 3, 8)[i % 9 // 3]) for fmt in (r.a, r.b))
+            terms = tuple(zip(ks, a.tolist(), b.tolist(), strict=True))
+            c = float(round_to(rng.standard_normal(), r.out))
+        designs.append(Design(terms, c if use_c and i % 5 == 0 else 0.0))
+    return designs
+
+
+def random_values(
     rng: np.random.Generator, fmt: FloatFormat, k: int, spread: int
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return ``k`` values of a format, normally distributed, times powers of two up to ``spread``."""
     exponents = rng.integers(-spread, spread + 1, k)
     x = np.ldexp(rng.standard_normal(k), exponents) * min(1.0, 2.0 ** (fmt.emax - 3))
     largest = float(fmt.max_finite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from mpsim.formats import FP64, get_format
 from mpsim.hardware.boxes import Setting
@@ -12,7 +12,7 @@ from mpsim.hardware.measures import Measures
 from mpsim.hardware.structure import Structure
 from mpsim.units import Family, MatrixUnit, Order, ZeroTerms
 
-__all__ = ["hypotheses", "predicted"]
+__all__ = ["hypotheses", "is_predicted", "predicted"]
 
 _LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 """Block lengths of fused units to try where nothing shows them."""
@@ -30,6 +30,26 @@ def predicted(family: Family, length: int, k: int) -> tuple[int, ...]:
     """
     rule = _HIDDEN.get(family)
     return () if rule is None else (1, *(min(rule(j, length, k), k) for j in range(1, k)))
+
+
+_ENOUGH = 256
+"""Products whose order of summation tells families apart."""
+
+
+def is_predicted(hidden: Sequence[int | None]) -> bool:
+    """Whether the order of summation in one chain is that of some family.
+
+    Examples
+    --------
+    >>> is_predicted((1, 4, 4, 4, 8, 8, 8, 8)), is_predicted((1, 4, 4, 4, 6, 6, 8, 8))
+    (True, False)
+    """
+    k = min(len(hidden), _ENOUGH)
+    if None in hidden[:k]:
+        return False
+    seen = tuple(min(count, k) for count in hidden[:k] if count is not None)
+    lengths = range(1, 65)
+    return any(predicted(family, n, k) == seen for family in _HIDDEN for n in _FIXED.get(family, lengths))
 
 
 def _blocks(j: int, length: int, k: int) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mpsim.formats import get_format
 from mpsim.hardware.boxes import Answers, Design, Setting, by_hand, emulated, same_answers
+from mpsim.matmul.schedules import Schedule
 from mpsim.units import UNITS, Family, MatrixUnit, ZeroTerms
 
-__all__ = ["Witness", "arithmetic_of", "candidates", "first_fit", "witness"]
+__all__ = ["Witness", "arithmetic_of", "candidates", "fits", "witness"]
 
 _SCREENED = 96
 """Questions that a hypothesis is tried on before all others."""
@@ -22,7 +23,7 @@ _BY_HAND = 24
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A dot product on which a unit and the black box differ."""
+    """A dot product on which a unit that follows a schedule and the black box differ."""
 
     unit: MatrixUnit
     design: Design
@@ -30,6 +31,7 @@ class Witness:
     """What the unit gives."""
     got: float
     """What the box gave."""
+    schedule: Schedule = field(default_factory=Schedule)
 
 
 _FUSED_NUMBERS = {"block_length", "fraction_bits", "result_precision", "rounding", "zero_terms"}
@@ -78,18 +80,17 @@ def candidates(setting: Setting) -> tuple[MatrixUnit, ...]:
     )
 
 
-def first_fit(
+def fits(
     units: Iterable[MatrixUnit], designs: Sequence[Design], answers: Answers, setting: Setting
-) -> MatrixUnit | None:
-    """Return the first unit that gives every answer."""
+) -> Iterator[MatrixUnit]:
+    """Yield the units that give every answer."""
     spread = np.linspace(0, len(designs) - 1, min(_SCREENED, len(designs))).astype(int)
     some = [designs[i] for i in spread]
     for unit in units:
         if not same_answers(emulated(unit, some, setting), answers[spread]).all():
             continue
         if same_answers(emulated(unit, designs, setting), answers).all():
-            return unit
-    return None
+            yield unit
 
 
 def witness(unit: MatrixUnit, designs: Sequence[Design], answers: Answers, setting: Setting) -> Witness | None:

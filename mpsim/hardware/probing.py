@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from mpsim.formats import FP32, FormatLike, get_format
 from mpsim.hardware import designs
-from mpsim.hardware.boxes import Answers, Box, Design, MatmulFunction, Setting, same_answers
+from mpsim.hardware.boxes import Box, Design, MatmulFunction, Setting, same_answers
 from mpsim.hardware.findings import Fact, Finding
-from mpsim.hardware.hypotheses import hypotheses
-from mpsim.hardware.matching import Witness, arithmetic_of, candidates, first_fit, witness
-from mpsim.hardware.measures import Measures, measure
-from mpsim.hardware.structure import Structure, Tree, find_structure, summation_tree, sums_along, tree_text
+from mpsim.hardware.matching import Witness, arithmetic_of, candidates, witness
+from mpsim.hardware.structure import Structure, Tree, hidden_summands, summation_tree, sums_along, tree_text
+from mpsim.hardware.studies import Studies, Study, found_schedule, in_turn, other_schedules
+from mpsim.hardware.trials import Trials, ask_trials
+from mpsim.matmul.schedules import Schedule
 from mpsim.rounding import round_to
 from mpsim.units import InputsLike, MatrixUnit
 
 __all__ = ["probe"]
 
-_RANDOM = 384
+_LONG, _LONGEST = 128, 1024
+"""Products whose order of summation is read off in full: always, and where no schedule explains it."""
 _ANSWERS = {None: "not seen", True: "yes", False: "no"}
 
 
@@ -86,10 +89,41 @@ def probe(
         raise ValueError(f"probe: scale is {scale!r}, scale_block = {scale_block}; it needs both or neither")
     box = Box(matmul_function, Setting(a, b, get_format(out), shape, scales, scale_block))
     box = box.alike(_telling(box.setting))
-    structure = find_structure(box)
-    measures = measure(box, structure)
-    _ask_more(box, measures, seed)
-    return _found(box, structure, measures)
+    hidden = hidden_summands(box)
+    schedules = in_turn(box, hidden)
+    trials = ask_trials(box, seed)
+    study, unit, schedule, compared = _searched(box, schedules, hidden, trials, seed)
+    rows, others = _compared(study, unit, schedule, compared)
+    near: tuple[list[Schedule], list[Witness]] = ([], [])
+    agreement = (0, 0)
+    if unit is not None:
+        agreement = trials.agreement(unit, schedule or Schedule())
+        near = near if schedule is None else other_schedules(unit, schedule, schedules, compared)
+    return Finding(
+        facts=_facts(box, study, schedule, trials),
+        unit=unit,
+        rounded_to="" if unit is None or unit.out == box.setting.out.name else box.setting.out.name,
+        rows=tuple(rows),
+        others=tuple(others),
+        asked=len(study.measures.asked),
+        k=box.setting.k,
+        schedule=schedule,
+        schedules=tuple(near[0]),
+        other_schedules=tuple(near[1]),
+        agreement=agreement,
+    )
+
+
+def _searched(
+    box: Box, schedules: list[Schedule], hidden: Sequence[int | None], trials: Trials, seed: int
+) -> tuple[Study, MatrixUnit | None, Schedule | None, Trials]:
+    """Return study, unit and schedule, and the trials they stand: all, else those on the diagonal alone."""
+    studies: Studies = {}
+    found = found_schedule(box, schedules, hidden, trials, seed, studies)
+    if found[2] is not None or found[1] is None:
+        return *found, trials
+    diagonal = trials.on_diagonal()
+    return *found_schedule(box, schedules, hidden, diagonal, seed, studies), diagonal
 
 
 def _telling(setting: Setting) -> list[Design]:
@@ -99,27 +133,8 @@ def _telling(setting: Setting) -> list[Design]:
     return [*designs.cancellations(setting, 0, js), *designs.random_dots(setting, 12, seed=1)[::3]]
 
 
-def _ask_more(box: Box, m: Measures, seed: int) -> None:
-    """Ask what confirms a finding: the cancellations once more, among products and accumulators, and random ones."""
-    some = range(1, min(box.setting.k, 34))
-    m.ask(box, designs.cancellations(box.setting, 0, some))
-    m.ask(box, designs.cancellations(box.setting, 0, some, accumulator=True))
-    m.ask(box, designs.pairs_on_a_large_accumulator(box.setting)[:34])
-    m.ask(box, designs.random_dots(box.setting, _RANDOM, seed))
-
-
-def _found(box: Box, structure: Structure, m: Measures) -> Finding:
-    asked, answers = m.asked, np.concatenate(m.answers)
-    unit = first_fit(hypotheses(box.setting, structure, m), asked, answers, box.setting)
-    rows, others = _compared(asked, answers, box.setting, unit)
-    if unit is None and rows:
-        unit = rows[0]
-    rounded = "" if unit is None or unit.out == box.setting.out.name else box.setting.out.name
-    return Finding(_facts(box, structure, m), unit, rounded, tuple(rows), tuple(others), len(asked))
-
-
 def _compared(
-    asked: list[Design], answers: Answers, setting: Setting, unit: MatrixUnit | None
+    study: Study, unit: MatrixUnit | None, schedule: Schedule | None, trials: Trials
 ) -> tuple[list[MatrixUnit], list[Witness]]:
     """Return the rows of the catalogue that give all answers, and the others with where they do not."""
     rows: list[MatrixUnit] = []
@@ -127,10 +142,10 @@ def _compared(
     seen: dict[MatrixUnit, Witness | None] = {}
     if unit is not None:
         seen[arithmetic_of(unit)] = None
-    for row in candidates(setting):
+    for row in candidates(study.box.setting):
         key = arithmetic_of(row)
         if key not in seen:
-            seen[key] = witness(row, asked, answers, setting)
+            seen[key] = _told_apart(row, study, schedule, trials)
         found = seen[key]
         if found is None:
             rows.append(row)
@@ -139,17 +154,26 @@ def _compared(
     return rows, others
 
 
-def _facts(box: Box, structure: Structure, m: Measures) -> tuple[Fact, ...]:
+def _told_apart(row: MatrixUnit, study: Study, schedule: Schedule | None, trials: Trials) -> Witness | None:
+    """Return where a row differs from a box: on the chain that was studied, else on all of K by the same schedule."""
+    found = witness(row, study.measures.asked, study.answers, study.box.setting)
+    if found is not None:
+        return dataclasses.replace(found, design=study.box.placed(found.design), schedule=schedule or Schedule())
+    return None if schedule is None else trials.departure(row, schedule)
+
+
+def _facts(box: Box, study: Study, schedule: Schedule | None, trials: Trials) -> tuple[Fact, ...]:
     """Return what was measured in words."""
+    structure, m = study.structure, study.measures
     places = box.places or ()
     alike = len(places) == min(box.setting.shape[:2])
     said = {
         "places": "all give the same" if alike else f"{len(places)} of {min(box.setting.shape[:2])} treated alike",
-        **_order(box, structure, m),
+        **_order(box, study, schedule, trials),
         "summed at once": _block(structure),
-        "accumulator": _accumulator(structure),
+        "accumulator": _accumulator(box, study),
         "fraction bits of products": _bits(m.fraction_bits, len(structure.block) > 2),
-        "fraction bits of c": _bits(m.accumulator_bits, len(structure.block) > 1) if box.takes_c else "not given",
+        "fraction bits of c": _accumulator_bits(box, study),
         "products normalised": _ANSWERS[m.normalises if len(structure.block) > 2 else None],
         "conversion": m.rounding or "not seen",
         "smallest bit": "none is lost" if m.finest is None else f"2^{m.finest}",
@@ -160,35 +184,43 @@ def _facts(box: Box, structure: Structure, m: Measures) -> tuple[Fact, ...]:
     return tuple(Fact(name, text) for name, text in said.items())
 
 
-def _order(box: Box, structure: Structure, m: Measures) -> dict[str, str]:
-    """Return the order of summation, and how far float32 additions in that order explain the answers."""
+def _order(box: Box, study: Study, schedule: Schedule | None, trials: Trials) -> dict[str, str]:
+    """Return the order of summation, and how far float32 additions in that order explain the answers.
+
+    Of a long sum whose schedule is known it is the order inside a chain.
+    """
+    structure = study.structure
     if structure.narrow:
         return {"order": "not seen: no product hides another"}
     if structure.distorted:
         return {"order": "not seen: hidden terms leave a trace (rounding to odd or away from zero)"}
+    if (box.setting.k > _LONG and schedule is not None) or box.setting.k > _LONGEST:
+        tree = summation_tree(study.box)
+        inside = "exact sums in blocks" if tree is None else tree_text(tree)
+        return {"order": f"{inside}, of the first {study.box.setting.k} places of its chain"}
     tree = summation_tree(box)
     if tree is None:
         return {"order": "exact sums in blocks" if structure.exact_inside else "that of no tree"}
     told = {"order": tree_text(tree)}
     if not box.takes_c and box.setting.a.p + box.setting.b.p <= FP32.p:
-        agreeing = _agreeing(box.setting, tree, m)
+        agreeing = _agreeing(tree, trials)
         if agreeing is not None:
-            told["fp32 additions"] = f"in this order give {agreeing} of {len(m.asked)} answers"
+            told["fp32 additions"] = f"in this order give {agreeing} of {len(trials.designs)} answers"
     return told
 
 
-def _agreeing(setting: Setting, tree: Tree, m: Measures) -> int | None:
+def _agreeing(tree: Tree, trials: Trials) -> int | None:
     """Return how many answers are sums of exact products along a tree in fp32, rounded to the result's format."""
-    products = np.zeros((len(m.asked), setting.k), np.float32)
+    products = np.zeros((len(trials.designs), trials.setting.k), np.float32)
     with np.errstate(all="ignore"):
-        for i, design in enumerate(m.asked):
+        for i, design in enumerate(trials.designs):
             for k, x, y in design.products:
                 products[i, k] = np.float32(x) * np.float32(y)
         sums = sums_along(tree, products)
     if sums is None:
         return None
-    own = round_to(np.float32(0) + sums, setting.out)
-    return int(np.count_nonzero(same_answers(own, np.concatenate(m.answers))))
+    own = round_to(np.float32(0) + sums, trials.setting.out)
+    return int(np.count_nonzero(same_answers(own, trials.answers)))
 
 
 def _block(structure: Structure) -> str:
@@ -199,9 +231,10 @@ def _block(structure: Structure) -> str:
     return f"{n} products" + ("" if steps else f", k = {', '.join(map(str, structure.block[:6]))}, ...")
 
 
-def _accumulator(structure: Structure) -> str:
+def _accumulator(box: Box, study: Study) -> str:
+    structure = study.structure
     if not structure.accumulator_hidden:
-        return "not given"
+        return "added to the sum of chains, in fp32" if box.takes_c else "not given"
     if structure.narrow:
         return "not seen"
     if structure.exact_inside:
@@ -210,6 +243,12 @@ def _accumulator(structure: Structure) -> str:
     if all(hidden):
         return "first, or with the first products"
     return "last" if not any(hidden) else f"after {hidden.index(True) + 1} products"
+
+
+def _accumulator_bits(box: Box, study: Study) -> str:
+    if not study.box.takes_c:
+        return "no terms are aligned" if box.takes_c else "not given"
+    return _bits(study.measures.accumulator_bits, len(study.structure.block) > 1)
 
 
 def _bits(bits: int | None, joined: bool) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.formats import FP32
 from mpsim.hardware.boxes import Box
 from mpsim.hardware.designs import HIDING, Range, cancellations, pairs_on_a_large_accumulator
 
-__all__ = ["Structure", "Tree", "find_structure", "summation_tree", "sums_along", "tree_text"]
+__all__ = ["Structure", "Tree", "find_structure", "hidden_summands", "summation_tree", "sums_along", "tree_text"]
+
+_FP32_ROOM = FP32.p + 1
+"""Bits by which a sum lies below one in fp32 that does not notice it."""
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 """A place k, or the subtrees that are summed at once."""
@@ -54,7 +58,7 @@ class Structure:
         if self.narrow or self.distorted:
             return tuple(k for k, joined in enumerate(self.paired) if joined) or (0,)
         counts = [count for count in self.hidden[1:] if count is not None]
-        least = min(counts)
+        least = min(counts, default=1)
         same = (0, *(k for k, count in enumerate(self.hidden) if k and count == least))
         if self.exact_inside:
             return same
@@ -66,28 +70,44 @@ def find_structure(box: Box) -> Structure:
     setting = box.setting
     r = Range(*setting[:3])
     others = range(1, setting.k)
-    unit = 2.0**r.small
-    hidden = (1, *_hidden(box, 0, others))
+    hidden = hidden_summands(box)
     if not box.takes_c:
         return Structure(hidden, (), (), r.large - r.small)
-    lost = (box.ask(cancellations(setting, 0, others, accumulator=True)) != unit).tolist()
+    lost = (box.ask(cancellations(setting, 0, others, accumulator=True)) != 2.0**r.small).tolist()
     pairs = box.ask(pairs_on_a_large_accumulator(setting))
     return Structure(hidden, (False, *lost), (True, *(pairs[1:] != pairs[0]).tolist()), r.large - r.small)
+
+
+def hidden_summands(box: Box) -> tuple[int | None, ...]:
+    """Return `Structure.hidden` of a box."""
+    return (1, *_hidden(box, 0, range(1, box.setting.k)))
 
 
 def _hidden(box: Box, i: int, js: Sequence[int]) -> list[int | None]:
     """Return how many summands are lost between a large product at i and its negative at each j, both included.
 
-    At most as many small products at a time as the result counts without rounding; None where the sum is not theirs.
+    At most as many small products at a time as the result counts without rounding, and as no fp32 sum of theirs shows
+    beside the large one; None where the sum is not theirs.
     """
-    setting = box.setting
-    unit = 2.0 ** Range(*setting[:3]).small
-    step = 1 << min(setting.out.p, 20)
+    setting, columns = box.setting, np.asarray(js, np.intp)
+    r = Range(*setting[:3])
+    (x, y), small = r.power(r.large), r.power(r.small)
+    room = r.large - r.small - _FP32_ROOM
+    step = 1 << min(setting.out.p, 20, room if room > 0 else 20)
     kept = np.zeros(len(js))
     for start in range(0, setting.k, step):
-        places = range(start, min(start + step, setting.k))
-        part = box.ask(cancellations(setting, i, js, places=places)) / unit
-        kept += np.where((part == np.rint(part)) & (part >= 0) & (part <= len(places)), part, np.nan)
+        stop = min(start + step, setting.k)
+
+        def rows(chosen: slice, start: int = start, stop: int = stop) -> tuple[NDArray[Any], NDArray[Any]]:
+            own = columns[chosen]
+            a, b = (np.zeros((own.size, setting.k), setting.dtype) for _ in range(2))
+            a[:, start:stop], b[:, start:stop] = small
+            a[:, i], b[:, i] = x, y
+            a[np.arange(own.size), own], b[np.arange(own.size), own] = -x, y
+            return a, b
+
+        part = box.ask_rows(len(js), rows) / 2.0**r.small
+        kept += np.where((part == np.rint(part)) & (part >= 0) & (part <= stop - start), part, np.nan)
     return [int(setting.k - x) if x <= setting.k - 2 else None for x in kept.tolist()]
 
 

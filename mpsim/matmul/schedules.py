@@ -5,10 +5,11 @@ M, N and the shape of tiles do not change the bits of an element; only this does
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ from mpsim.modes import Choice
 from mpsim.units import MatrixUnit
 from mpsim_kernels.epilogues import multiply_add, rounded_sum
 
-__all__ = ["SCHEDULES", "Reduction", "Schedule", "ScheduleLike", "Split", "walk"]
+__all__ = ["SCHEDULES", "Reduction", "Schedule", "ScheduleLike", "Split", "Sums", "follow", "walk"]
+
+T = TypeVar("T")
 
 
 class Split(Choice):
@@ -127,15 +130,54 @@ def walk(
     if schedule.is_one_chain and block_scales is None:
         return chain(operands, row)
     _require_whole_blocks(schedule, row)
+    m, n = operands.a.shape[0], operands.b.shape[1]
+
+    def promoted(total: Values, part: Values, first: int) -> Values:
+        if block_scales is None:
+            return rounded_sum(total, part)
+        return multiply_add(part, block_scales(first), total)
+
+    sums = Sums(
+        chain=lambda own, start: chain(_at(operands, own, start, row.scale_block), row),
+        promoted=promoted,
+        add=rounded_sum,
+        store=lambda total: values(total, result),
+        zero=lambda: np.zeros((m, n), np.float32),
+    )
+    return follow(schedule, operands.a.shape[1], operands.c, sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums(Generic[T]):
+    """The steps that schedules are made of, on matrices or on whatever stands for them."""
+
+    chain: Callable[[NDArray[np.intp], T | None], T]
+    """Sums the products at some k from a start, +0 where it is None."""
+    promoted: Callable[[T, T, int], T]
+    """Adds a chain's result to a total; the number is the first k of the chain."""
+    add: Callable[[T, T], T]
+    store: Callable[[T], T]
+    """Rounds to the result's format."""
+    zero: Callable[[], T]
+
+
+def follow(schedule: Schedule, k: int, start: T | None, sums: Sums[T]) -> T:
+    """Return what a schedule makes of K products and an accumulator, which the first chain or total starts from."""
     parts = []
-    for s, tiles in enumerate(_dealt(operands.a.shape[1], schedule)):
-        start = operands.c if s == 0 else None
-        stripes = [
-            _promoted(operands, row, chain, own, start if stripe == 0 else None, schedule.promotion, block_scales)
-            for stripe, own in enumerate(_striped(tiles, schedule))
-        ]
-        parts.append(_serial(stripes))
-    return _joined(parts, Reduction(schedule.reduction), result)
+    for s, tiles in enumerate(_dealt(k, schedule)):
+        totals = []
+        for stripe, own in enumerate(_striped(tiles, schedule)):
+            first = start if s == stripe == 0 else None
+            if not schedule.promotion:
+                totals.append(sums.chain(own, first))
+                continue
+            total = sums.zero() if first is None else first
+            for i in range(0, own.size, schedule.promotion):
+                part = sums.chain(own[i : i + schedule.promotion], None)
+                total = sums.promoted(total, part, int(own[i]))
+            totals.append(total)
+        parts.append(functools.reduce(sums.add, totals))
+    return _joined(parts, Reduction(schedule.reduction), sums)
 
 
 def _dealt(k: int, schedule: Schedule) -> list[NDArray[np.intp]]:
@@ -153,27 +195,6 @@ def _dealt(k: int, schedule: Schedule) -> list[NDArray[np.intp]]:
 def _striped(own: NDArray[np.intp], schedule: Schedule) -> list[NDArray[np.intp]]:
     stripe = own % schedule.tile // (schedule.tile // schedule.stripes)
     return [own[stripe == i] for i in range(schedule.stripes)]
-
-
-def _promoted(
-    operands: Operands,
-    row: MatrixUnit,
-    chain: Callable[[Operands, MatrixUnit], Values],
-    own: NDArray[np.intp],
-    start: Values | None,
-    promotion: int,
-    block_scales: Callable[[int], Values] | None,
-) -> Values:
-    """Return what one accumulator makes of the products at ``own``."""
-    if not promotion:
-        return chain(_at(operands, own, start, row.scale_block), row)
-    total = np.zeros((operands.a.shape[0], operands.b.shape[1]), np.float32) if start is None else start
-    for first in range(0, own.size, promotion):
-        part = chain(_at(operands, own[first : first + promotion], None, row.scale_block), row)
-        total = (
-            rounded_sum(total, part) if block_scales is None else multiply_add(part, block_scales(own[first]), total)
-        )
-    return total
 
 
 def _require_whole_blocks(schedule: Schedule, row: MatrixUnit) -> None:
@@ -199,24 +220,15 @@ def _at(operands: Operands, own: NDArray[np.intp], start: Values | None, scale_b
     return part._replace(scale_a=operands.scale_a[:, blocks], scale_b=operands.scale_b[blocks])
 
 
-def _serial(parts: list[Values]) -> Values:
-    total = parts[0]
-    for part in parts[1:]:
-        total = rounded_sum(total, part)
-    return total
-
-
-def _joined(parts: list[Values], reduction: Reduction, result: FloatFormat) -> Values:
+def _joined(parts: list[T], reduction: Reduction, sums: Sums[T]) -> T:
     """Return the sum of partial results."""
+    add, store = sums.add, sums.store
     if reduction is Reduction.IN_PLACE:
-        total = values(parts[0], result)
-        for part in parts[1:]:
-            total = values(rounded_sum(total, part), result)
-        return total
+        return functools.reduce(lambda total, part: store(add(total, part)), parts[1:], store(parts[0]))
     if reduction is Reduction.WORKSPACE:
-        return _serial([np.zeros_like(parts[0]), *(values(part, result) for part in parts)])
+        return functools.reduce(add, map(store, parts), sums.zero())
     if reduction is Reduction.PAIRWISE:
         s, h = len(parts), -(-len(parts) // 2)
-        slots = [rounded_sum(parts[i], parts[i + h]) if i + h < s - 1 else parts[i] for i in range(min(h, s - 1))]
-        return _serial([parts[-1], *slots])
-    return _serial(parts)
+        slots = [add(parts[i], parts[i + h]) if i + h < s - 1 else parts[i] for i in range(min(h, s - 1))]
+        return functools.reduce(add, slots, parts[-1])
+    return functools.reduce(add, parts)
