@@ -8,6 +8,7 @@ and with them how K is cut.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -88,30 +89,33 @@ def meetings(schedule: Schedule, k: int) -> _Ks:
 
 
 def signature(schedule: Schedule, k: int, takes_c: bool, narrow: bool) -> Any:
-    """Return all additions that a schedule makes of K products, as nested tuples; equal ones give equal bits.
+    """Return what stands for all additions that a schedule makes of K products; equal ones give equal bits.
 
     ``narrow`` says whether the result's format is narrower than fp32, so that storing it rounds.
     """
+
+    def node(kind: str, *parts: Any) -> Any:
+        return kind, hashlib.blake2b(repr((kind, parts)).encode(), digest_size=16).digest()
 
     def add(x: Any, y: Any) -> Any:
         if x == "zero" or y == "zero":
             other = y if x == "zero" else x
             return ("+0", other) if other[0] == "chain" else other
         # Sums do not depend on the order of two summands.
-        return ("+", *sorted((part[1] if part[0] == "+0" else part for part in (x, y)), key=repr))
+        return node("+", *sorted(part[1] if part[0] == "+0" else part for part in (x, y)))
 
     def chain(own: _Ks, start: Any) -> Any:
-        return "zero" if own.size == 0 and start is None else ("chain", own.tobytes(), start)
+        return "zero" if own.size == 0 and start is None else node("chain", own.tobytes(), start)
 
     return follow(
         schedule,
         k,
-        "c" if takes_c else None,
+        ("c", b"") if takes_c else None,
         Sums(
             chain=chain,
             promoted=lambda total, part, first: add(total, part),
             add=add,
-            store=lambda total: ("stored", total) if narrow and total != "zero" else total,
+            store=lambda total: node("stored", total) if narrow and total != "zero" else total,
             zero=lambda: "zero",
         ),
     )

@@ -54,7 +54,8 @@ def assert_recovered(name: str, inputs: str, out: str, k: int, with_c: bool, sch
     assert found.unit is not None
     assert found.schedule is not None
     assert found.agreement[0] == found.agreement[1] > 1000
-    assert unit in found.rows
+    if schedule.promotion == 0 or schedule.promotion >= unit.block_length:  # else nothing shows how long blocks are
+        assert unit in found.rows
     a, b = operands(unit, k)
     assert_same_bits(
         mpsim.matmul(a, b, unit=found.unit, schedule=found.schedule, result=out),
