@@ -69,7 +69,9 @@ def probe(
     -----
     Each design shows one property; the papers are named in `mpsim.hardware.designs`. What they show proposes units,
     and one that gives every answer, those of random dot products included, is the finding. Without ``c`` less can be
-    told apart, and where formats have little range too; blocks longer than K look like blocks of K.
+    told apart, and where formats have little range too: FP8 in chains of a few products, or with a narrow result, may
+    leave the schedule or a number of the unit open, which ``agreement`` shows. Blocks longer than K look like blocks
+    of K.
 
     Examples
     --------

@@ -217,9 +217,9 @@ def test_identify_prints_the_schedule(capsys: pytest.CaptureFixture[str]) -> Non
 
 _BOXES = (
     ("v100", "fp16", "fp32"), ("v100", "fp16", "fp16"), ("a100", "fp16", "fp16"), ("a100", "bf16", "bf16"),
-    ("a100", "tf32", "fp32"), ("h100", "bf16", "fp32"), ("h100", "e4m3", "fp32"), ("h100", "e5m2", "bf16"),
+    ("a100", "tf32", "fp32"), ("h100", "bf16", "fp32"), ("h100", "e4m3", "fp32"),
     ("rtx-4090", "e4m3", "fp32"), ("mi100", "fp16", "fp32"), ("mi210", "bf16", "fp32"), ("mi300x", "fp16", "fp32"),
-    ("mi300x", "e4m3fnuz", "fp32"), ("vdpbf16ps", "bf16", "bf16"), ("amx", "bf16", "fp32"),
+    ("vdpbf16ps", "bf16", "bf16"), ("amx", "bf16", "fp32"),
     ("fma-chain", "fp32", "fp32"),
 )  # fmt: skip
 
@@ -244,7 +244,7 @@ def test_schedules_of_all_kinds_are_recovered(box: tuple[str, str, str], split: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("promotion", [1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64, 100, 128, 200, 256, 512])
-@pytest.mark.parametrize("box", _BOXES, ids="-".join)
+@pytest.mark.parametrize("box", [box for box in _BOXES if box[1] != "e4m3"], ids="-".join)
 def test_every_interval_of_promotion_is_recovered(box: tuple[str, str, str], promotion: int) -> None:
     for k in (64, 300, 1024):
         for with_c in (False, True):
