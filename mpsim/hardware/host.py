@@ -195,7 +195,7 @@ def _pairs(
         name=f"{name}/{control:#x}",
         kind="instruction",
         arrays={"a": a, "b": b, "c": c, "d": d.reshape(c.shape)},
-        facts={"unit": unit, "inputs": "bf16", "out": "fp32", "instruction": name, "nan": "any"},
+        facts={"unit": unit, "inputs": "bf16", "out": "fp32", "instruction": name, "nan": "bits"},
     )
 
 

@@ -104,7 +104,7 @@ def _float32(arrays: _Arrays) -> Iterator[RecordedSet]:
             yield RecordedSet(name=instruction, kind="arithmetic", arrays=parts, facts=facts)
 
 
-_VDPBF16PS = {"unit": "avx512-bf16", "inputs": "bf16", "out": "fp32", "nan": "any"}
+_VDPBF16PS = {"unit": "avx512-bf16", "inputs": "bf16", "out": "fp32", "nan": "bits"}
 """Which NaN comes out is not emulated for products."""
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mpsim.encoding import decode, encode
-from mpsim.formats import FP32, FP64, TF32, FloatFormat, get_format
+from mpsim.formats import FP32, FP64, TF32, FloatFormat, Specials, get_format
+from mpsim.modes import NaN
 from mpsim.rounding import Rounding, round_to
 from mpsim.units import MatrixUnit
 
@@ -57,7 +58,7 @@ def _rounding(fmt: FloatFormat) -> Rounding | None:
 
 
 def decoded(codes: ArrayLike, fmt: FloatFormat, argument: str) -> Values:
-    """Return the values of codes in the layout that matrix instructions use."""
+    """Return the values of codes in the layout that matrix instructions use, NaNs with their payload."""
     if fmt == FP64:
         return _words(codes, fmt, np.uint64, argument).view(np.float64)
     if fmt == FP32:
@@ -65,7 +66,7 @@ def decoded(codes: ArrayLike, fmt: FloatFormat, argument: str) -> Values:
         return _words(codes, fmt, np.uint32, argument).view(np.float32)
     if fmt == TF32:
         return (_words(codes, fmt, np.uint32, argument) & _TF32_MASK).view(np.float32)
-    return decode(codes, fmt)
+    return decode(codes, fmt, NaN.PAYLOAD if fmt.specials is Specials.IEEE else NaN.CANONICAL)
 
 
 def scale_codes(codes: ArrayLike | None, row: MatrixUnit, argument: str) -> Codes | None:

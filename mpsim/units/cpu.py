@@ -34,7 +34,7 @@ _ARM = "Arm Architecture Reference Manual (DDI 0487)"
 
 CPU: tuple[MatrixUnit, ...] = (
     _row("avx512-bf16", ("zen4", "zen5", "cooper-lake"), "vdpbf16ps", "bf16", 2, Family.VDPBF16PS, "A",
-         f"own recordings on an AMD EPYC (Zen 5); {_SDM}"),
+         f"own recordings on AMD EPYC (Zen 4 and Zen 5); {_SDM}"),
     _row("amx", ("amx-bf16", "sapphire-rapids"), "tdpbf16ps", "bf16", 32, Family.AMX, "D", _SDM,
          subnormal_inputs=False, order="sdm"),
     _row("amx", ("amx-fp16", "granite-rapids"), "tdpfp16ps", "fp16", 32, Family.AMX, "D", _SDM,

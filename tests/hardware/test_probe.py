@@ -27,7 +27,9 @@ from mpsim.hardware.structure import find_structure, summation_tree, sums_along,
 from mpsim.matmul import Schedule, matmul_codes
 from mpsim.matmul._families import fused_numbers
 from mpsim.units import Family, MatrixUnit, Order, ZeroTerms
+from mpsim_kernels import host_x86
 from mpsim_kernels.fused_dot import general_gemm
+from mpsim_kernels.host_code import missing
 
 pytestmark = pytest.mark.skipif(
     bool(numba.config.DISABLE_JIT), reason="a thousand dot products take minutes without machine code"
@@ -318,6 +320,36 @@ def test_torch_on_a_cpu_sums_small_products_in_four_chains(inputs: str) -> None:
     assert found.fact("order").replace("(", "").replace(")", "") == chains.replace("(", "").replace(")", "")
     agreeing, _, asked = found.fact("fp32 additions").removeprefix("in this order give ").partition(" of ")
     assert agreeing == asked.removesuffix(" answers")
+
+
+@pytest.mark.skipif(
+    bool(missing(host_x86.VDPBF16PS)) or not missing(host_x86.TDPBF16PS), reason="AVX512_BF16 without AMX is needed"
+)
+@pytest.mark.parametrize(
+    ("shape", "threads", "schedule"),
+    [
+        ((64, 64, 64), 2, Schedule()),
+        ((64, 64, 768), 2, Schedule(promotion=512)),
+        ((64, 64, 1024), 2, Schedule(promotion=512)),
+        ((64, 64, 2048), 2, Schedule(promotion=1024)),
+        ((1, 64, 2048), 1, Schedule(promotion=512)),
+        ((1, 64, 2048), 2, Schedule(split_k=2, split="contiguous", tile=64, promotion=512)),
+    ],
+)
+def test_torch_on_avx512_is_seen_to_chain_vdpbf16ps(
+    shape: tuple[int, int, int], threads: int, schedule: Schedule
+) -> None:
+    """oneDNN cuts long K, and a product of one row in as many parts as there are threads."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = hardware.probe(hardware.torch_matmul("cpu", "bf16"), "bf16", "bf16", shape=shape)
+    finally:
+        torch.set_num_threads(before)
+    assert found.rows == (units.get("avx512-bf16"),)
+    assert found.schedule == schedule
+    assert found.agreement[0] == found.agreement[1] > 700
 
 
 def test_what_torch_and_numpy_do_not_have_is_said() -> None:
