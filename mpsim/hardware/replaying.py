@@ -49,7 +49,8 @@ def replay(recording: Recording, unit: str | MatrixUnit | None = None) -> list[O
     ----------
     recording : Recording
     unit : MatrixUnit or name, optional
-        Takes the place of what the recording says, or does not say, about its products.
+        Takes the place of what the recording says, or does not say, about its products. Products whose formats it
+        does not multiply are skipped.
 
     Returns
     -------
@@ -139,12 +140,18 @@ def _denormal(
 def _product(part: RecordedSet, unit: str | MatrixUnit | None) -> Outcome:
     wanted = unit if unit is not None else part.facts["unit"]
     inputs = part.inputs
+    name = str(part.facts.get("function", f"{part.name} ({' x '.join(dict.fromkeys(inputs))})"))
     if wanted is None:
-        name = part.facts.get("function", f"{part.name} ({' x '.join(dict.fromkeys(inputs))})")
-        return Outcome(row=str(name), skipped="its unit is unknown: name one")
+        return Outcome(row=name, skipped="its unit is unknown: name one")
     instruction = part.facts.get("instruction") if unit is None else None
     length = part.facts.get("scale_block")
-    row = units.get(wanted, inputs, part.facts["out"], instruction, part.facts.get("scale_format"), length)
+    try:
+        row = units.get(wanted, inputs, part.facts["out"], instruction, part.facts.get("scale_format"), length)
+    except ValueError as error:
+        if unit is None:
+            raise
+        units.get(unit)  # an unknown name stays an error
+        return Outcome(row=name, skipped=str(error))
     got = _instruction(part, row) if part.kind == "instruction" else _gemm(part, row)
     options = part.facts.get("options", {})
     shown = f"{row}{_shown(options)}"

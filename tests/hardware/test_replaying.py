@@ -143,6 +143,17 @@ def test_a_product_of_unknown_make_is_skipped_until_a_unit_is_named() -> None:
     assert replay(recording, what_if)[0].different > 0
 
 
+def test_products_that_a_named_unit_does_not_multiply_are_skipped() -> None:
+    recording = tiles(unit=None)
+    (outcome,) = replay(recording, "avx512-bf16")
+    assert (outcome.row, outcome.results) == ("tiles (fp16)", 0)
+    assert "avx512-bf16 has no instruction for inputs fp16 and out fp32; it has bf16 -> fp32" in outcome.skipped
+    with pytest.raises(ValueError, match="unknown unit 'v1000'"):
+        replay(recording, "v1000")
+    with pytest.raises(ValueError, match="avx512-bf16 has no instruction for inputs fp16"):
+        replay(tiles(unit="avx512-bf16"))
+
+
 def test_an_unknown_operation_is_refused() -> None:
     parts = {"a": np.zeros(1, np.uint32), "z": np.zeros(1, np.uint32)}
     part = RecordedSet(name="x", kind="arithmetic", arrays=parts, facts={"operation": "__class__", "format": "fp32"})
