@@ -218,8 +218,9 @@ def _reductions(layout: Schedule, k: int) -> Iterator[list[Schedule]]:
 
 
 def is_usual(schedule: Schedule) -> bool:
-    """Whether tiles and stripes are such as libraries have."""
-    return schedule.stripes in _STRIPES and (schedule.tile in _TILES or plain(schedule).tile in _TILES)
+    """Whether tiles, stripes and intervals are such as libraries have."""
+    tiled = schedule.stripes in _STRIPES and (schedule.tile in _TILES or plain(schedule).tile in _TILES)
+    return tiled and schedule.promotion & (schedule.promotion - 1) == 0  # 0, or a power of two
 
 
 def variants(schedule: Schedule) -> list[Schedule]:

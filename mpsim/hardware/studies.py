@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,12 +18,12 @@ from mpsim.hardware import designs
 from mpsim.hardware.boxes import Answers, Box
 from mpsim.hardware.hypotheses import hypotheses, is_predicted
 from mpsim.hardware.layouts import first_chain, is_usual, plain, proposals, schedule_text, signature, variants
-from mpsim.hardware.matching import Witness, candidates, fits
+from mpsim.hardware.matching import Witness, arithmetic_of, candidates, fits
 from mpsim.hardware.measures import Measures, measure
 from mpsim.hardware.structure import Structure, find_structure
 from mpsim.hardware.trials import Trials
 from mpsim.matmul.schedules import Schedule
-from mpsim.units import MatrixUnit
+from mpsim.units import Family, MatrixUnit
 
 __all__ = ["Studies", "Study", "found_schedule", "in_turn", "other_schedules"]
 
@@ -30,7 +31,9 @@ _STUDIED = 128
 """Places of a chain that are enough to study it."""
 _RANDOM = 384
 _UNITS = 4
-"""Units that fit one chain which are tried on all of K."""
+"""Units that fit one chain which are tried on all of K: the likeliest."""
+_ALIKE = 2
+"""The same of one family with one format of results, where none of those goes with any schedule."""
 _STUDIES = 8
 """Chains that are studied before a box is given up."""
 
@@ -52,10 +55,28 @@ class Study:
     @functools.cached_property
     def units(self) -> list[MatrixUnit]:
         """Units that give every answer; rows of the catalogue only where what was measured proposes none."""
-        asked, setting = self.measures.asked, self.box.setting
-        proposed = hypotheses(setting, self.structure, self.measures)
-        found = list(itertools.islice(fits(proposed, asked, self.answers, setting), _UNITS))
-        return found or list(itertools.islice(fits(candidates(setting), asked, self.answers, setting), _UNITS))
+        found = list(itertools.islice(self._fitting(self._proposed()), _UNITS))
+        return found or list(itertools.islice(self._fitting(candidates(self.box.setting)), _UNITS))
+
+    @functools.cached_property
+    def varied_units(self) -> list[MatrixUnit]:
+        """Rows of the catalogue that give every answer, and what was measured: a few of every kind.
+
+        One chain of few products with a narrow result may fit many units of a kind, and the right one be of another.
+        """
+        kinds: Counter[tuple[Family, str]] = Counter()
+        found = []
+        rows = {arithmetic_of(row): row for row in candidates(self.box.setting)}.values()
+        for unit in self._fitting(unit for unit in (*rows, *self._proposed()) if kinds[unit.family, unit.out] < _ALIKE):
+            kinds[unit.family, unit.out] += 1
+            found.append(unit)
+        return found
+
+    def _proposed(self) -> Iterator[MatrixUnit]:
+        return hypotheses(self.box.setting, self.structure, self.measures)
+
+    def _fitting(self, units: Iterable[MatrixUnit]) -> Iterator[MatrixUnit]:
+        return fits(units, self.measures.asked, self.answers, self.box.setting)
 
 
 def studied(box: Box, schedule: Schedule, seed: int) -> Study:
@@ -125,7 +146,7 @@ def found_schedule(
     """
     best: tuple[Study, MatrixUnit] | None = None
     tried: set[Any] = set()
-    for schedule in schedules:
+    for varied, schedule in itertools.product((False, True), schedules):
         chain = first_chain(schedule, box.setting.k)
         key = chain[:_STUDIED].tobytes(), schedule.promotion > 0, schedule.is_one_chain
         if key not in studies and len(studies) == _STUDIES:
@@ -134,7 +155,7 @@ def found_schedule(
             studies[key] = studied(box, schedule, seed)
         study = studies[key]
         cut = _signature(trials, schedule)
-        for unit in study.units:
+        for unit in study.varied_units if varied else study.units:
             best = best or (study, unit)
             if (unit, cut) not in tried and trials.departure(unit, schedule) is None:
                 return study, unit, schedule

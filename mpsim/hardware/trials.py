@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,19 @@ __all__ = ["Trials", "ask_trials"]
 
 _SHORT = 512
 """Dot products of a few terms."""
-_KINDS = ((0, 1.0), (2, 1.0), (6, 0.3), (14, 0.1))
-"""Of matrices: powers of two up to which elements are spread, and the share of them that is not zero."""
+class _Kind(NamedTuple):
+    """Of random matrices."""
+
+    spread: int
+    """Powers of two up to which elements are spread."""
+    share: float = 1.0
+    """Of the elements of A that are not zero."""
+    cancelling: bool = False
+    """Whether every product has its opposite elsewhere in the sum, so that rounding errors are all that is left."""
+    with_c: bool = False
+
+
+_KINDS = (_Kind(0, with_c=True), _Kind(2, cancelling=True), _Kind(6, 0.3), _Kind(14, 0.1, with_c=True))
 
 
 @dataclass(frozen=True)
@@ -85,18 +96,22 @@ def ask_trials(box: Box, seed: int = 0) -> Trials:
     m, n, _ = setting.shape
     every = np.indices((m, n)).reshape(2, -1)
     alike = every if box.places is None or len(box.places) == min(m, n) else np.array([box.places, box.places])
-    matrices = [_random_matrices(setting, rng, *kind, takes_c and i % 2 == 1) for i, kind in enumerate(_KINDS)]
+    matrices = [_random_matrices(setting, rng, kind, takes_c) for kind in _KINDS]
     return Trials(
         setting, asked, box.ask(asked), [(x, box.ask_matrices(x)) for x in matrices], takes_c, (alike[0], alike[1])
     )
 
 
-def _random_matrices(setting: Setting, rng: np.random.Generator, spread: int, share: float, use_c: bool) -> Arrays:
+def _random_matrices(setting: Setting, rng: np.random.Generator, kind: _Kind, takes_c: bool) -> Arrays:
     m, n, k = setting.shape
-    a = designs.random_values(rng, setting.a, m * k, spread) * (rng.random(m * k) < share)
-    b = designs.random_values(rng, setting.b, k * n, spread)
-    x = plain(a.reshape(m, k).astype(setting.dtype), b.reshape(k, n).astype(setting.dtype), setting)
-    if not use_c:
+    a = designs.random_values(rng, setting.a, m * k, kind.spread) * (rng.random(m * k) < kind.share)
+    b = designs.random_values(rng, setting.b, k * n, kind.spread)
+    a, b = a.reshape(m, k), b.reshape(k, n)
+    if kind.cancelling:
+        left, right = rng.permutation(k)[: k // 2 * 2].reshape(2, -1)
+        a[:, right], b[right] = a[:, left], -b[left]
+    x = plain(a.astype(setting.dtype), b.astype(setting.dtype), setting)
+    if not (takes_c and kind.with_c):
         return x
     c = rng.standard_normal((m, n)) * min(float(k) ** 0.5, float(setting.out.max_finite) / 16)
     return x._replace(c=round_to(c, setting.out).astype(setting.dtype))
