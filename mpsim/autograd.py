@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mpsim._counting import counts_of_values
 from mpsim._heap import keep_freed_memory
 from mpsim.counters import Counters
 from mpsim.formats import FP32, FP64, FloatFormat
@@ -220,12 +219,8 @@ def rounded(raw: Array, fmt: FloatFormat, exact: bool, kind: str, producer: str,
     if now.observer is None or kind not in now.observer.kinds:
         result = raw if exact else held(raw, fmt)
     else:
-        counters = Counters()
-        if exact or _holds(raw, fmt):
-            result = raw
-            counters += counts_of_values(raw, fmt)
-        else:
-            result = held(raw, fmt, counters)
+        counters = None if exact or _holds(raw, fmt) else Counters()
+        result = raw if counters is None else held(raw, fmt, counters)
         now.observer.rounded(kind, producer, fmt, raw, result, counters, origin)
     if now.meter is not None:
         now.meter.hold(kind, result, fmt.bits)

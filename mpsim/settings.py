@@ -107,7 +107,7 @@ class Observer(Protocol):
         fmt: FloatFormat,
         before: Array,
         after: Array,
-        counters: Counters,
+        counters: Counters | None,
         origin: Origin | None,
     ) -> None:
         """Take note of one array.
@@ -123,7 +123,7 @@ class Observer(Protocol):
         before, after
             The array before and after rounding to ``fmt``.
         counters
-            What that rounding did.
+            What that rounding did; None where there was nothing to round, ``before`` having values of ``fmt``.
         origin
             Which computation made the array.
         """

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim._counting import counts_of_values
 from mpsim._noise import sqnr
 from mpsim.amp.layers import Forward, weight_of, wrapped
 from mpsim.counters import Counters
@@ -206,10 +207,12 @@ class Collector:
         fmt: FloatFormat,
         before: Array,
         after: Array,
-        counters: Counters,
+        counters: Counters | None,
         origin: Origin | None,
     ) -> None:
         """Keep one array until its tensor's hook asks; called by the engine."""
+        if counters is None:
+            counters = counts_of_values(before, fmt)
         earlier = self._seen.get(id(before))
         if earlier is not None and earlier[1] is before and not counters.inexact:
             before, _, fmt, counters = earlier  # a cast back to FP32 changed nothing more

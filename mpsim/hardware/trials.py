@@ -20,6 +20,8 @@ __all__ = ["Trials", "ask_trials"]
 
 _SHORT = 512
 """Dot products of a few terms."""
+
+
 class _Kind(NamedTuple):
     """Of random matrices."""
 
@@ -104,9 +106,8 @@ def ask_trials(box: Box, seed: int = 0) -> Trials:
 
 def _random_matrices(setting: Setting, rng: np.random.Generator, kind: _Kind, takes_c: bool) -> Arrays:
     m, n, k = setting.shape
-    a = designs.random_values(rng, setting.a, m * k, kind.spread) * (rng.random(m * k) < kind.share)
-    b = designs.random_values(rng, setting.b, k * n, kind.spread)
-    a, b = a.reshape(m, k), b.reshape(k, n)
+    drawn = designs.random_values(rng, setting.a, m * k, kind.spread) * (rng.random(m * k) < kind.share)
+    a, b = drawn.reshape(m, k), designs.random_values(rng, setting.b, k * n, kind.spread).reshape(k, n)
     if kind.cancelling:
         left, right = rng.permutation(k)[: k // 2 * 2].reshape(2, -1)
         a[:, right], b[right] = a[:, left], -b[left]

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpsim._arrays import elements
+from mpsim.counters import Counters
+from mpsim.formats import FloatFormat
 from mpsim_kernels.magnitudes import make_magnitudes
 
 __all__ = ["Histogram"]
@@ -62,6 +64,12 @@ class Histogram:
         extremes[0] += 1
         smallest, largest = extremes.view(x.dtype).tolist()
         return cls(_FIRST[size] + low, counts[low : high + 1].copy(), zeros, not_finite, smallest, largest)
+
+    def counters(self, fmt: FloatFormat) -> Counters:
+        """Return what rounding finite values of a format to that format counts."""
+        subnormals = int(self.occupied_counts[: max(fmt.emin - self.first, 0)].sum())
+        elements = self.zeros + int(self.occupied_counts.sum())
+        return Counters(elements, zeros=self.zeros, subnormals=subnormals)
 
     def merge(self, other: Histogram) -> None:
         """Add the counts of another histogram."""

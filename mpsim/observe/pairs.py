@@ -106,7 +106,7 @@ class _Keeper(Record):
         fmt: FloatFormat,
         before: Array,
         after: Array,
-        counters: Counters,
+        counters: Counters | None,
         origin: Origin | None = None,
     ) -> None:
         layer, name, operation = self.place(producer, origin)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim._counting import counts_of_values
 from mpsim.counters import Counters
 from mpsim.formats import FloatFormat, FormatLike, get_format
 from mpsim.modes import unknown
@@ -160,7 +161,7 @@ class Record:
         fmt: FloatFormat,
         before: Array,
         after: Array,
-        counters: Counters,
+        counters: Counters | None,
         origin: Origin | None = None,
     ) -> None:
         """Take note of one array; called by the engine."""
@@ -168,6 +169,9 @@ class Record:
             self.scales[self.step] = float(self._scaler.get_scale())
         layer, name, operation = self.place(producer, origin)
         histogram = Histogram.of(before) if self.histograms else Histogram()
+        if counters is None:
+            known = self.histograms and not histogram.not_finite  # where infinities and NaNs are one
+            counters = histogram.counters(fmt) if known else counts_of_values(before, fmt)
         entry = self._note(kind, layer, producer, name, operation, fmt, counters, histogram)
         if origin is not None:
             self._look(entry, before, after, counters, origin)
