@@ -161,15 +161,16 @@ def _cast_peers(name: str, x: Any) -> Tasks:
     types = {"fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
     if name not in types:
         return peers
+    # Torch's threads wait busily after a call. A cast by one thread comes next, so that none of them is in our way.
+    if (torch := module("torch")) is not None:
+        torch.set_num_threads(thread_count())
+        source = torch.from_numpy(x)
+        cast = torch.empty(x.shape, dtype=getattr(torch, types[name]))
+        peers["torch"] = lambda: cast.copy_(source)
     if name == "fp16":
         half = np.empty(x.shape, np.float16)
         peers["NumPy"] = lambda: np.copyto(half, x, casting="same_kind")
     elif (ml_dtypes := module("ml_dtypes")) is not None:
         target = np.empty(x.shape, getattr(ml_dtypes, types[name]))
         peers["ml_dtypes"] = lambda: np.copyto(target, x, casting="unsafe")
-    if (torch := module("torch")) is not None:
-        torch.set_num_threads(thread_count())
-        source = torch.from_numpy(x)
-        cast = torch.empty(x.shape, dtype=getattr(torch, types[name]))
-        peers["torch"] = lambda: cast.copy_(source)
     return peers
