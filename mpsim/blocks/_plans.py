@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mpsim.blocks.formats import BlockFormat, Element, IntElement
 from mpsim.blocks.rules import RECIPES, RuleLike, ScaleRecipe, ScaleRule
-from mpsim.exact import floor_log2, power_of_two, read_number
+from mpsim.exact import power_of_two, read_number
 from mpsim.formats import E2M1, FloatFormat
 from mpsim.modes import Overflow
 from mpsim_kernels._threads import in_ranges
@@ -50,17 +50,22 @@ def rule_for(fmt: BlockFormat, rule: RuleLike) -> ScaleRule | ScaleRecipe:
     return rule
 
 
-def _float32(x: Fraction) -> _Number:
-    """Return a positive number rounded to float32, nearest even; the largest finite one if it overflows."""
-    unit = max(floor_log2(x), -126) - 23
-    sig = round(x / power_of_two(unit))  # Python rounds half to even
-    if sig * power_of_two(unit) >= power_of_two(128):
-        return (1 << 24) - 1, 104
-    return sig, unit
+def _quotient(x: _Number, y: _Number) -> _Number:
+    """Return the quotient of positive numbers rounded to float32, nearest even; the largest finite one if it overflows.
 
-
-def _exact(number: _Number) -> Fraction:
-    return number[0] * power_of_two(number[1])
+    In integers, which are several times faster than fractions.
+    """
+    (n, e), (d, f) = x, y
+    exponent = n.bit_length() - d.bit_length()
+    if n << max(-exponent, 0) < d << max(exponent, 0):
+        exponent -= 1
+    unit = max(exponent + e - f, -126) - 23
+    shift = e - f - unit
+    n, d = n << max(shift, 0), d << max(-shift, 0)
+    sig, rest = divmod(n, d)
+    if 2 * rest > d or (2 * rest == d and sig & 1):
+        sig += 1
+    return (sig, unit) if sig.bit_length() + unit <= 128 else ((1 << 24) - 1, 104)
 
 
 def tensor_scales(
@@ -77,24 +82,30 @@ def tensor_scales(
             raise ValueError(
                 f"tensor_scale is {given!r}; a positive number is needed, which float32 holds even times a {fmt.scale}"
             )
-        scale = _float32(exact)
-        return scale, _float32(1 / _exact(scale))
+        scale = _quotient((exact.numerator, 0), (exact.denominator, 0))
+        return scale, _quotient(one, scale)
     if not fmt.tensor_scale or not isinstance(rule, ScaleRecipe):
         return one, one
     amax = _largest_magnitude(words)
-    if amax == 0:
+    if not amax[0]:
         return one, one
-    full = Fraction(rule.largest_scale or fmt.scale.max_finite) * fmt.max_element
+    full, least = _full_scale(fmt, rule), (1, -149)
     if rule.times_encode:
-        encode_scale = _float32(full / amax)
-        encode_scale = encode_scale if encode_scale[0] else (1, -149)
-        return _float32(1 / _exact(encode_scale)), encode_scale
-    scale = _float32(amax / full)
-    scale = scale if scale[0] else (1, -149)
-    return scale, _float32(1 / _exact(scale))
+        encode_scale = _quotient(full, amax)
+        encode_scale = encode_scale if encode_scale[0] else least
+        return _quotient(one, encode_scale), encode_scale
+    scale = _quotient(amax, full)
+    scale = scale if scale[0] else least
+    return scale, _quotient(one, scale)
 
 
-def _largest_magnitude(words: NDArray[Any]) -> Fraction:
+@functools.cache
+def _full_scale(fmt: BlockFormat, rule: ScaleRecipe) -> _Number:
+    """Return the largest element times the largest scale."""
+    return _parts(Fraction(rule.largest_scale or fmt.scale.max_finite) * fmt.max_element)
+
+
+def _largest_magnitude(words: NDArray[Any]) -> _Number:
     """Return the largest finite magnitude, exactly."""
     unsigned = words.dtype.type
     f, bias, top = (23, 127, 0x7F80_0000) if words.itemsize == 4 else (52, 1023, 0x7FF0 << 48)
@@ -107,7 +118,7 @@ def _largest_magnitude(words: NDArray[Any]) -> Fraction:
     )
     word = max(found)
     exponent, fraction = word >> f, word & ((1 << f) - 1)
-    return (fraction + (1 << f if exponent else 0)) * power_of_two(max(exponent, 1) - bias - f)
+    return fraction + (1 << f if exponent else 0), max(exponent, 1) - bias - f
 
 
 @functools.lru_cache(maxsize=256)
@@ -119,7 +130,7 @@ def plan_for(
     scale = fmt.scale
     plan["length"] = fmt.length
     plan["scale_nan"] = scale.nan_code
-    inverse = _float32(1 / fmt.max_element)
+    inverse = _quotient((1, 0), _parts(fmt.max_element))
     if isinstance(rule, ScaleRule):
         plan["power"] = True
         plan["low"], plan["high"] = scale.emin, scale.emax
