@@ -20,6 +20,7 @@ import numpy as np
 
 from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.bits import shl, shr
+from mpsim_kernels.significands import bit_length
 
 __all__ = [
     "BLOCK_EVENTS",
@@ -82,6 +83,7 @@ PLAN = np.dtype(
 """Everything about a block format but the numbers; kernels take an array of one such record."""
 
 EXACT, DIVIDED, MULTIPLIED = 0, 1, 2
+_SHIFT, _VANISH, _DIVIDE, _DIVIDE_AND_ROUND, _MULTIPLY_AND_ROUND = range(5)  # what it comes to for the block at hand
 
 _WORD = np.int64(0x7FFFFFFFFFFFFFFF)
 _HIDDEN = np.int64(1 << 52)
@@ -94,20 +96,9 @@ _NO = np.bool_(False)
 
 
 @inner_kernel
-def _bit_length(x: Any) -> Any:
-    """Return how many bits a non-negative int64 has."""
-    n = np.int64(0)
-    for k in (32, 16, 8, 4, 2, 1):
-        if x >> np.int64(k) != _ZERO:
-            x = x >> np.int64(k)
-            n += np.int64(k)
-    return n + x
-
-
-@inner_kernel
 def _float32(sig: Any, e: Any, sticky: Any) -> tuple[Any, Any]:
     """Return a number rounded to float32, nearest even, with gradual underflow and no upper bound of the exponent."""
-    drop = max(_bit_length(sig) - np.int64(24), np.int64(-149) - e)
+    drop = max(bit_length(sig) - np.int64(24), np.int64(-149) - e)
     if drop <= 0:
         return sig, e
     if drop > 62:
@@ -123,7 +114,7 @@ def _float32(sig: Any, e: Any, sticky: Any) -> tuple[Any, Any]:
 @inner_kernel
 def _divide(sig: Any, e: Any, by_sig: Any, by_e: Any) -> tuple[Any, Any, Any]:
     """Return the quotient of positive numbers, cut to 29 bits or more; ``by_sig`` has at most 32 bits."""
-    up = np.int64(62) - _bit_length(sig)
+    up = np.int64(62) - bit_length(sig)
     q = (sig << up) // by_sig
     return q, e - by_e - up, q * by_sig != sig << up
 
@@ -151,7 +142,7 @@ def _unpack(word: Any, narrow: Any) -> tuple[Any, Any]:
         return sig | _HIDDEN, e
     if sig == _ZERO:
         return sig, e
-    up = np.int64(53) - _bit_length(sig)
+    up = np.int64(53) - bit_length(sig)
     return sig << up, e - up
 
 
@@ -160,7 +151,7 @@ def _pack_odd(sig: Any, e: Any, sticky: Any) -> Any:
     """Return the float64 word of a number rounded to odd, within the normal numbers; zero becomes the least of them."""
     if sig == _ZERO:
         return _HIDDEN
-    up = np.int64(53) - _bit_length(sig)
+    up = np.int64(53) - bit_length(sig)
     if up < 0:
         sticky = sticky or (sig & ((_ONE << -up) - _ONE)) != _ZERO
         sig = sig >> -up
@@ -208,7 +199,7 @@ def _float_code(sig: Any, e: Any, p: Any) -> Any:
     sig, e = _float32(sig, e, sticky)
     if sig == _ZERO:
         return _ZERO
-    exponent = max(e + _bit_length(sig) - _ONE, p["emin"])
+    exponent = max(e + bit_length(sig) - _ONE, p["emin"])
     above = exponent - p["emin"]
     if above > 2000:
         return p["max_code"] + _ONE
@@ -311,31 +302,42 @@ def scale_blocks(words: Any, narrow: Any, n: Any, start: Any, stop: Any, plan: A
 
 
 @inner_kernel
-def _quotient(sig: Any, e: Any, scale: Any, p: Any) -> tuple[Any, Any, Any]:
-    """Return a nonzero magnitude, of 53 bits, divided by a scale in the way of the plan."""
-    scale_sig, scale_e = _scale_number(scale, p)
+def _divisor(scale: Any, p: Any) -> tuple[Any, Any, Any]:
+    """Return what elements are divided by under a scale, or multiplied by, and how: one of the ways below."""
+    sig, e = _scale_number(scale, p)
     if p["power"]:
-        return sig, e - scale_e, False
-    scale_sig, scale_e = scale_sig * p["tensor_sig"], scale_e + p["tensor_e"]
+        return _SHIFT, _ONE, e
+    sig, e = sig * p["tensor_sig"], e + p["tensor_e"]
     how = p["quotients"]
-    if how != EXACT:
-        scale_sig, scale_e = _float32(scale_sig, scale_e, _NO)
-    if how == MULTIPLIED:
-        by_sig, by_e = np.int64(0xFFFFFF), np.int64(104)  # the largest float32, where the scale is too small
-        if scale_sig != _ZERO:
-            one_sig, one_e, sticky = _divide(_ONE, _ZERO, scale_sig, scale_e)
-            one_sig, one_e = _float32(one_sig, one_e, sticky)
-            if one_e + _bit_length(one_sig) <= np.int64(128):
-                by_sig, by_e = one_sig, one_e
-        sig, e, sticky = _multiply(sig, e, by_sig, by_e)
-    elif scale_sig == _ZERO:
+    if how == EXACT:
+        return (_DIVIDE if sig != _ZERO else _VANISH), sig, e
+    sig, e = _float32(sig, e, _NO)
+    if how != MULTIPLIED:
+        return (_DIVIDE_AND_ROUND if sig != _ZERO else _VANISH), sig, e
+    by_sig, by_e = np.int64(0xFFFFFF), np.int64(104)  # the largest float32, where the scale is too small
+    if sig != _ZERO:
+        one_sig, one_e, sticky = _divide(_ONE, _ZERO, sig, e)
+        one_sig, one_e = _float32(one_sig, one_e, sticky)
+        if one_e + bit_length(one_sig) <= np.int64(128):
+            by_sig, by_e = one_sig, one_e
+    return _MULTIPLY_AND_ROUND, by_sig, by_e
+
+
+@inner_kernel
+def _quotient(sig: Any, e: Any, how: Any, by_sig: Any, by_e: Any) -> tuple[Any, Any, Any]:
+    """Return a nonzero magnitude, of 53 bits, divided by a scale; the last three arguments come from `_divisor`."""
+    if how == _SHIFT:
+        return sig, e - by_e, False
+    if how == _VANISH:
         return _ZERO, e, False
+    if how == _MULTIPLY_AND_ROUND:
+        sig, e, sticky = _multiply(sig, e, by_sig, by_e)
     else:
-        sig, e, sticky = _divide(sig, e, scale_sig, scale_e)
-    if how != EXACT:
-        sig, e = _float32(sig, e, sticky)
-        sticky = False
-    return sig, e, sticky
+        sig, e, sticky = _divide(sig, e, by_sig, by_e)
+        if how == _DIVIDE:
+            return sig, e, sticky
+    sig, e = _float32(sig, e, sticky)
+    return sig, e, False
 
 
 @kernel
@@ -357,18 +359,21 @@ def scale_elements(
     for block in range(start, stop):
         row, k = block // per_row, block % per_row
         first = row * n + k * length
+        last = min(first + length, row * n + n)
         scale = np.int64(scales[block])
-        for i in range(first, min(first + length, row * n + n)):
-            if scale == p["scale_nan"]:
+        if scale == p["scale_nan"]:
+            for i in range(first, last):
                 out[i - origin] = nan
-                continue
+            continue
+        how, by_sig, by_e = _divisor(scale, p)
+        for i in range(first, last):
             word = np.uint64(words[i])
             sign = np.uint64(word >> sign_shift) << np.uint64(63)
             sig, e = _unpack(np.int64(word & magnitude), narrow)
             if sig == _ZERO:
                 out[i - origin] = sign
             else:
-                sig, e, sticky = _quotient(sig, e, scale, p)
+                sig, e, sticky = _quotient(sig, e, how, by_sig, by_e)
                 out[i - origin] = sign | np.uint64(_pack_odd(sig, e, sticky))
 
 
@@ -414,7 +419,7 @@ def _lifted(word: Any) -> Any:
     sign = np.int64(word >> _TOP) << np.int64(31)
     if a == _ZERO:
         return np.uint32(sign)
-    up = np.int64(24) - min(_bit_length(a), np.int64(24))
+    up = np.int64(24) - min(bit_length(a), np.int64(24))
     field = max(a >> np.int64(23), _ONE) + _LIFT - up
     return np.uint32(sign | (field << np.int64(23)) | ((a << up) & np.int64(0x7FFFFF)))
 
@@ -547,6 +552,7 @@ def fill_tables(plan: Any, bounds: Any, buckets: Any, scale_first: Any, element_
             code += 1
         buckets[i] = code
     for code in range(last + 1):
+        how, by_sig, by_e = _divisor(np.int64(code), p)
         low = _ZERO
         for step in range(STEPS):
             high = np.int64(_INF32)
@@ -558,7 +564,7 @@ def fill_tables(plan: Any, bounds: Any, buckets: Any, scale_first: Any, element_
                 sig, e = _unpack(middle, True)
                 reached = False
                 if sig != _ZERO:
-                    sig, e, sticky = _quotient(sig, e, code, p)
+                    sig, e, sticky = _quotient(sig, e, how, by_sig, by_e)
                     reached = _pack_odd(sig, e, sticky) >= bound
                 if reached:
                     high = middle

@@ -38,7 +38,7 @@ __all__ = ["BlockCounters", "quantize", "quotients", "round_to"]
 
 _RANGE = 1 << 16  # elements worth a thread
 _CHUNK = 1 << 18  # elements whose quotients are held at a time
-_TABLES_FROM = 1 << 15  # elements from which on the tables of the fast FP4 kernel pay
+_TABLES_FROM = 1 << 14  # elements from which on the tables of the fast FP4 kernel pay
 _FAST_LENGTHS = (16, 32)  # blocks that the fast kernels are compiled for
 
 
