@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mpsim.formats import FP32
 from mpsim.hardware import designs
 from mpsim.hardware.boxes import Answers, Arrays, Box, Design, Setting, emulated, emulated_matrices, plain, same_answers
 from mpsim.hardware.matching import Witness
@@ -29,12 +30,15 @@ class _Kind(NamedTuple):
     """Powers of two up to which elements are spread."""
     share: float = 1.0
     """Of the elements of A that are not zero."""
-    cancelling: bool = False
-    """Whether every product has its opposite elsewhere in the sum, so that rounding errors are all that is left."""
-    with_c: bool = False
+    windows: int = 0
+    """Into how many parts K is cut if every product has its opposite in its part, which leaves rounding errors only."""
+    c: str = ""
+    """Accumulators, where there are any: ``"random"``, or ``"opposite"`` to the sums, which leaves their errors too."""
 
 
-_KINDS = (_Kind(0, with_c=True), _Kind(2, cancelling=True), _Kind(6, 0.3), _Kind(14, 0.1, with_c=True))
+_KINDS = (_Kind(0, c="opposite"), _Kind(2, windows=1), _Kind(6, 0.3), _Kind(14, 0.1, c="random"))
+_NARROW_KINDS = tuple(_Kind(2, windows=n) for n in (2, 4, 8))
+"""Besides, where partial sums may be rounded to a narrow result and only small ones show what came before."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,8 @@ def ask_trials(box: Box, seed: int = 0) -> Trials:
     m, n, _ = setting.shape
     every = np.indices((m, n)).reshape(2, -1)
     alike = every if box.places is None or len(box.places) == min(m, n) else np.array([box.places, box.places])
-    matrices = [_random_matrices(setting, rng, kind, takes_c) for kind in _KINDS]
+    kinds = _KINDS + (_NARROW_KINDS if setting.out.p < FP32.p else ())
+    matrices = [_random_matrices(setting, rng, kind, takes_c) for kind in kinds]
     return Trials(
         setting, asked, box.ask(asked), [(x, box.ask_matrices(x)) for x in matrices], takes_c, (alike[0], alike[1])
     )
@@ -108,11 +113,15 @@ def _random_matrices(setting: Setting, rng: np.random.Generator, kind: _Kind, ta
     m, n, k = setting.shape
     drawn = designs.random_values(rng, setting.a, m * k, kind.spread) * (rng.random(m * k) < kind.share)
     a, b = drawn.reshape(m, k), designs.random_values(rng, setting.b, k * n, kind.spread).reshape(k, n)
-    if kind.cancelling:
-        left, right = rng.permutation(k)[: k // 2 * 2].reshape(2, -1)
+    for window in np.array_split(np.arange(k), kind.windows) if kind.windows else ():
+        left, right = rng.permutation(window)[: window.size // 2 * 2].reshape(2, -1)
         a[:, right], b[right] = a[:, left], -b[left]
     x = plain(a.astype(setting.dtype), b.astype(setting.dtype), setting)
-    if not (takes_c and kind.with_c):
+    if not (takes_c and kind.c):
         return x
-    c = rng.standard_normal((m, n)) * min(float(k) ** 0.5, float(setting.out.max_finite) / 16)
+    if kind.c == "opposite":
+        largest = float(setting.out.max_finite)
+        c = np.clip(-(a @ b), -largest, largest)
+    else:
+        c = rng.standard_normal((m, n)) * min(float(k) ** 0.5, float(setting.out.max_finite) / 16)
     return x._replace(c=round_to(c, setting.out).astype(setting.dtype))
