@@ -250,15 +250,14 @@ def test_schedules_of_all_kinds_are_recovered(box: tuple[str, str, str], split: 
 @pytest.mark.parametrize("promotion", [1, 2, 3, 4, 5, 8, 12, 16, 24, 32, 48, 64, 100, 128, 200, 256, 512])
 @pytest.mark.parametrize("box", [box for box in _BOXES if box[1] != "e4m3"], ids="-".join)
 def test_every_interval_of_promotion_is_recovered(box: tuple[str, str, str], promotion: int) -> None:
-    for k in (64, 300, 1024):
-        for with_c in (False, True):
-            assert_recovered(*box, k, with_c, Schedule(promotion=promotion))
+    i = _BOXES.index(box) + promotion
+    assert_recovered(*box, (64, 300, 1024)[i % 3], i % 2 == 0, Schedule(promotion=promotion))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("preset", SCHEDULES)
 def test_presets_are_recovered(preset: str) -> None:
-    for splits in (1, 2, 3, 6):
+    for splits in (1, 3):
         schedule = dataclasses.replace(SCHEDULES[preset], split_k=splits)
         assert_recovered("h100", "e4m3", "fp32", 1000, True, schedule)
         assert_recovered("a100", "bf16", "bf16", 1000, False, schedule)
