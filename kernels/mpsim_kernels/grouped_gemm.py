@@ -154,6 +154,8 @@ class _ScaleTable(NamedTuple):
     """Significands, in units of 2**(1 - p); of NaN 1."""
     exponents: NDArray[np.int16]
     """Exponents; `NO_TERM` for 0 and `NAN_EXPONENT` for NaN."""
+    lane_exponents: NDArray[np.int16]
+    """The same, but 0 for NaN."""
     values: NDArray[np.float64]
 
 
@@ -167,7 +169,8 @@ def _scale_table(bits: int, p: int, emin: int) -> _ScaleTable:
     nan = codes == (1 << bits) - 1
     sigs[nan], exponents[nan], values[nan] = 1, NAN_EXPONENT, np.nan
     exponents[sigs == 0] = NO_TERM
-    return _ScaleTable(sigs, exponents.astype(np.int16), values)
+    lanes = np.where(nan, 0, exponents)
+    return _ScaleTable(sigs, exponents.astype(np.int16), lanes.astype(np.int16), values)
 
 
 def _group_codes(codes: Bytes, k: int, unit: GroupedDot, block: int) -> Bytes:
@@ -183,7 +186,7 @@ def _scales(
     groups = _group_codes(codes, k, unit, block)
     inside = np.s_[: groups.shape[0], : groups.shape[1]]
     exponents, scales = np.full(shape, np.int16(NO_TERM)), np.zeros(shape, np.float64)
-    exponents[inside] = np.where(table.exponents == NAN_EXPONENT, np.int16(0), table.exponents)[groups]
+    exponents[inside] = table.lane_exponents[groups]
     scales[inside] = table.values[groups]
     return exponents, scales
 

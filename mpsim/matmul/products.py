@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mpsim import units
+from mpsim._decoding import decode_words
 from mpsim.blocks import BlockArray, BlockFormat, quantize
 from mpsim.encoding import decode, encode
-from mpsim.formats import FP32, FP64, FormatLike, get_format
+from mpsim.formats import FP32, FP64, FloatFormat, FormatLike, get_format
 from mpsim.matmul._families import ONE_NAN, unit_product, unit_stack
 from mpsim.matmul._operands import Codes, Operands, Values, accumulator_format, decoded, scale_codes, values
 from mpsim.matmul._shapes import Product, multiply
@@ -200,27 +201,31 @@ def _block_operands(
     """Return operands with their blocks' scales, and the product of the scales of tensors where there are any."""
     parts = []
     for name, x, element, axis in (("a", a, row.inputs[0], -1), ("b", b, row.inputs[1], -2)):
-        scale = get_format(row.scale)
-        fmt = BlockFormat(
-            name=f"{element}-{scale}-{row.scale_block}",
-            element=element,
-            scale=scale,
-            length=row.scale_block,
-            tensor_scale=scale.p > 1,
-        )
+        fmt = _operand_format(element, row.scale, row.scale_block)
+        given = isinstance(x, BlockArray)
         q = x if isinstance(x, BlockArray) else quantize(x, fmt, axis if np.ndim(x) > 1 else -1)
         own = q.format
-        if (own.element, own.scale, own.length) != (element, scale, row.scale_block):
+        if given and (own.element, own.scale, own.length) != (element, fmt.scale, row.scale_block):
             raise ValueError(
-                f"matmul: {name} is in {own}; {row} takes {element} with one {scale} scale for {row.scale_block}"
+                f"matmul: {name} is in {own}; {row} takes {element} with one {fmt.scale} scale for {row.scale_block}"
             )
         if q.axis != (len(q.shape) + axis if len(q.shape) > 1 else 0):
             raise ValueError(
                 f"matmul: the blocks of {name} lie along axis {q.axis}; they must lie along K, axis {axis}"
             )
-        parts.append((decode(q.codes, element), q.scales, np.float32(q.tensor_scale), fmt.tensor_scale))
+        elements = decode(q.codes, element) if given else decode_words(q.codes, element, np.empty(q.shape, np.float32))
+        parts.append((elements, q.scales, np.float32(q.tensor_scale), fmt.tensor_scale))
     (left, scale_a, tensor_a, two_level), (right, scale_b, tensor_b, _) = parts
     return Operands(left, right, None, scale_a, scale_b), tensor_a * tensor_b if two_level else None
+
+
+@functools.cache
+def _operand_format(element: FloatFormat, scale: str, length: int) -> BlockFormat:
+    """Return the block format that a unit takes elements of a format in."""
+    fmt = get_format(scale)
+    return BlockFormat(
+        name=f"{element}-{fmt}-{length}", element=element, scale=fmt, length=length, tensor_scale=fmt.p > 1
+    )
 
 
 def matmul_codes(
