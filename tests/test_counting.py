@@ -25,7 +25,7 @@ def test_values_count_as_if_they_were_rounded(fmt: FloatFormat):
         round_to(values, fmt, counters=rounded)
         assert counts_of_values(values, fmt) == rounded
         finite = values[np.isfinite(values)]
-        assert Histogram.of(finite).counters(fmt) == counts_of_values(finite, fmt)
+        assert Histogram.of(finite).counters(finite.size, fmt) == counts_of_values(finite, fmt)
     assert rounded.inexact == 0
     assert rounded.elements == x.size
 

@@ -6,12 +6,43 @@ from typing import Any
 
 import numpy as np
 
-from mpsim_kernels._jit import kernel
+from mpsim_kernels._jit import inner_kernel, kernel
 from mpsim_kernels.bits import shr
 
 __all__ = ["make_class_counts", "make_magnitudes"]
 
 _BLOCK = 1 << 12  # numbers that stay in a first-level cache
+_FEW = 16  # powers of two that are fewer than cells cost
+
+
+@inner_kernel
+def _reached(fields: Any, power: Any) -> tuple[Any, Any, Any, Any]:
+    """Return how many of fewer than 2**15 exponent fields reach ``power`` and each of the three above it."""
+    p0, p1, p2, p3 = np.int16(power), np.int16(power + 1), np.int16(power + 2), np.int16(power + 3)
+    n0 = n1 = n2 = n3 = np.int16(0)
+    for i in range(fields.size):
+        field = fields[i]
+        n0 = np.int16(n0 + np.int16(field >= p0))
+        n1 = np.int16(n1 + np.int16(field >= p1))
+        n2 = np.int16(n2 + np.int16(field >= p2))
+        n3 = np.int16(n3 + np.int16(field >= p3))
+    return np.int64(n0), np.int64(n1), np.int64(n2), np.int64(n3)
+
+
+@inner_kernel
+def _count_in_cells(fields: Any, cells: Any) -> None:
+    """Add one to the cell of each exponent field.
+
+    Neighbours often have one exponent, and increments of one cell wait: four sets of cells take turns.
+    """
+    for i in range(0, fields.size - 3, 4):
+        k = np.uint64(i)
+        cells[0, np.uint64(fields[k])] += 1
+        cells[1, np.uint64(fields[k + np.uint64(1)])] += 1
+        cells[2, np.uint64(fields[k + np.uint64(2)])] += 1
+        cells[3, np.uint64(fields[k + np.uint64(3)])] += 1
+    for i in range(fields.size // 4 * 4, fields.size):
+        cells[0, np.uint64(fields[i])] += 1
 
 
 @functools.cache
@@ -36,23 +67,37 @@ def make_magnitudes(width: int) -> Callable[..., tuple[int, int]]:
 
     @kernel
     def magnitudes(words: Any, counts: Any, extremes: Any) -> Any:
-        fields = np.zeros((4, last + 1), np.int64)
+        fields = np.zeros((4, last + 4), np.int64)
+        own = np.empty(_BLOCK, np.int16)
         smallest, largest = U(2 * most + one), U(0)
         for start in range(0, words.size, _BLOCK):
             block = words[start : start + _BLOCK]
-            for i in range(block.size):  # a loop of its own, for it is vectorised
+            n = block.size
+            low, high, top = U(2 * most + one), U(0), U(0)
+            for i in range(n):  # a loop of its own, for it is vectorised
                 x = U(block[i] & most)
-                smallest = U(min(smallest, U(x - one) if x != 0 else U(2 * most + one)))
-                largest = U(max(largest, U(x if x < infinity else U(0))))
-            # Neighbours often have one exponent, and increments of one cell wait: four sets of cells take turns.
-            for i in range(0, block.size - 3, 4):
-                k = np.uint64(i)
-                fields[0, shr(U(block[k] & most), shift)] += 1
-                fields[1, shr(U(block[k + np.uint64(1)] & most), shift)] += 1
-                fields[2, shr(U(block[k + np.uint64(2)] & most), shift)] += 1
-                fields[3, shr(U(block[k + np.uint64(3)] & most), shift)] += 1
-            for i in range(block.size // 4 * 4, block.size):
-                fields[0, shr(U(block[i] & most), shift)] += 1
+                low = U(min(low, U(x - one) if x != 0 else U(2 * most + one)))
+                high = U(max(high, U(x if x < infinity else U(0))))
+                top = U(max(top, x))
+                own[i] = np.int16(shr(x, shift))
+            smallest, largest = U(min(smallest, low)), U(max(largest, high))
+            if high == 0 or shr(high, shift) - shr(U(low + one), shift) >= _FEW:
+                _count_in_cells(own[:n], fields)
+                continue
+            first: Any = max(np.int64(shr(U(low + one), shift)), 1)
+            final = np.int64(shr(high, shift))
+            # Comparing all numbers with a power of two is vectorised, and for a few powers faster than cells in memory.
+            field, rest = 0, n
+            for power in range(first, final + 1, 4):
+                reached = _reached(own[:n], power)
+                for j in range(4):
+                    fields[0, field] += rest - reached[j]
+                    field, rest = power + j, reached[j]
+            if top >= infinity and field < last:
+                special = _reached(own[:n], last)[0]
+                fields[0, field] += rest - special
+                field, rest = last, special
+            fields[0, field] += rest
         extremes[0], extremes[1] = smallest, largest
         if smallest < subnormals:  # zeros and subnormal numbers have one field; the subnormal ones are found again
             for i in range(words.size):

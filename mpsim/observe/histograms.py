@@ -65,11 +65,10 @@ class Histogram:
         smallest, largest = extremes.view(x.dtype).tolist()
         return cls(_FIRST[size] + low, counts[low : high + 1].copy(), zeros, not_finite, smallest, largest)
 
-    def counters(self, fmt: FloatFormat) -> Counters:
-        """Return what rounding finite values of a format to that format counts."""
-        subnormals = int(self.occupied_counts[: max(fmt.emin - self.first, 0)].sum())
-        elements = self.zeros + int(self.occupied_counts.sum())
-        return Counters(elements, zeros=self.zeros, subnormals=subnormals)
+    def counters(self, size: int, fmt: FloatFormat) -> Counters:
+        """Return what rounding ``size`` finite values of a format to that format counts."""
+        subnormals = int(self.occupied_counts[: fmt.emin - self.first].sum()) if self.first < fmt.emin else 0
+        return Counters(size, zeros=self.zeros, subnormals=subnormals)
 
     def merge(self, other: Histogram) -> None:
         """Add the counts of another histogram."""

@@ -171,7 +171,7 @@ class Record:
         histogram = Histogram.of(before) if self.histograms else Histogram()
         if counters is None:
             known = self.histograms and not histogram.not_finite  # where infinities and NaNs are one
-            counters = histogram.counters(fmt) if known else counts_of_values(before, fmt)
+            counters = histogram.counters(before.size, fmt) if known else counts_of_values(before, fmt)
         entry = self._note(kind, layer, producer, name, operation, fmt, counters, histogram)
         if origin is not None:
             self._look(entry, before, after, counters, origin)

@@ -44,3 +44,22 @@ def test_single_numbers_are_their_own_extremes(dtype: type):
             histogram = Histogram.of(np.array([x], dtype))
             assert histogram.smallest == histogram.largest == abs(x)
             assert histogram.occupied()[0].tolist() == [math.frexp(x)[1] - 1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("mixed", [(), (0.0,), (np.inf,), (np.nan, 0.0, -np.inf)])
+@pytest.mark.parametrize("spread", [0, 3, 15, 16, 40])
+def test_blocks_of_few_and_of_many_exponents_count_alike(dtype: type, mixed: tuple[float, ...], spread: int):
+    """Few are found by comparisons, four at a time, up to the largest finite exponent and below the smallest normal."""
+    info = np.finfo(dtype)
+    rng = np.random.default_rng(spread)
+    for top in (info.minexp - 2, info.minexp + 2, 0, info.maxexp - 2, info.maxexp - 1):
+        significands = 1 + rng.integers(0, 1 << info.nmant, 4099) / (1 << info.nmant)
+        x = np.ldexp(significands, top - rng.integers(0, spread + 1, 4099)).astype(dtype)
+        for i, special in enumerate(mixed):
+            x[i::61] = special
+        histogram = Histogram.of(x)
+        found, counts = histogram.occupied()
+        assert {e: n for e, n in zip(found.tolist(), counts.tolist(), strict=True) if n} == exponents(x.tolist())
+        assert histogram.zeros == np.count_nonzero(x == 0)
+        assert histogram.not_finite == np.count_nonzero(~np.isfinite(x))
