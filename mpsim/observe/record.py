@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -123,6 +125,7 @@ class Record:
         self._seen = 0
         self._entries: list[Entry] = []
         self._current: dict[tuple[str, str, str, str, str, str], Entry] = {}
+        self._spreads: dict[int, tuple[weakref.ref[Array], Histogram]] = {}
         self._names: dict[int, str] = {}
         self._roots: list[Any] = []  # an id is only unique while its object lives
         self._zeros = ZeroTrace() if causes else None
@@ -151,6 +154,7 @@ class Record:
         """Begin a new training step; done by ``zero_grad`` too."""
         self.step += 1
         self._current = {}
+        self._spreads = {}
         if self._zeros is not None:
             self._zeros.forget()
 
@@ -168,7 +172,7 @@ class Record:
         if self._scaler is not None and kind.endswith("gradient") and self.step not in self.scales:
             self.scales[self.step] = float(self._scaler.get_scale())
         layer, name, operation = self.place(producer, origin)
-        histogram = Histogram.of(before) if self.histograms else Histogram()
+        histogram = self._histogram(before, counters is None, origin) if self.histograms else Histogram()
         if counters is None:
             known = self.histograms and not histogram.not_finite  # where infinities and NaNs are one
             counters = histogram.counters(before.size, fmt) if known else counts_of_values(before, fmt)
@@ -213,6 +217,19 @@ class Record:
         if origin.operation is None:
             return layer, name, "accumulate"
         return layer, name, origin.operation.name + (" backward" if origin.grad is not None else "")
+
+    def _histogram(self, before: Array, is_rounded: bool, origin: Origin | None) -> Histogram:
+        """Return the histogram of an array, that of an earlier one where it has the same numbers."""
+        source = None
+        if origin is not None and origin.operation is not None:
+            source = origin.inputs[0] if origin.grad is None else origin.grad
+            if before is not source and not origin.operation.rearranges:
+                source = None
+        seen, known = self._spreads.get(id(source), (None, None))
+        histogram = known if known is not None and seen is not None and seen() is source else Histogram.of(before)
+        if is_rounded:
+            self._spreads[id(before)] = weakref.ref(before), histogram
+        return dataclasses.replace(histogram)  # which entries add to
 
     def _note(
         self,

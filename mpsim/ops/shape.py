@@ -35,7 +35,7 @@ def _cat_vjp(_: Call, g: Array, __: Array, *tensors: Array, dim: int = 0) -> Gra
 
 
 OPERATIONS = (
-    Operation("reshape", _reshape, _reshape_vjp, reads=(), exact=True, exact_vjp=True),
-    Operation("permute", _permute, _permute_vjp, reads=(), exact=True, exact_vjp=True),
+    Operation("reshape", _reshape, _reshape_vjp, reads=(), exact=True, exact_vjp=True, rearranges=True),
+    Operation("permute", _permute, _permute_vjp, reads=(), exact=True, exact_vjp=True, rearranges=True),
     Operation("cat", _cat, _cat_vjp, reads=(), exact=True, exact_vjp=True),
 )

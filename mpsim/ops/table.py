@@ -173,6 +173,8 @@ class Operation:
     """Whether results are values of the inputs' format already, so that nothing is left to round."""
     exact_vjp: bool = False
     """Whether gradients are values of the format of ``grad`` already."""
+    rearranges: bool = False
+    """Whether result and gradient are the numbers of the input and of ``grad``, each once."""
     formats: Literal["promoted", "equal", "first"] = "promoted"
     """What becomes of inputs of different formats: they are promoted; refused; or left as they are, with a result in
     the format of the first."""
