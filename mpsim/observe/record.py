@@ -34,6 +34,10 @@ KINDS = ("activation", "activation gradient", "weight", "weight gradient", "upda
 of the forward and of the backward pass, with its scales on: numbers as they are rounded."""
 
 
+_KEPT = 4096
+"""Arrays whose histograms are at hand for others with the same numbers."""
+
+
 class Scaler(Protocol):
     """A loss scaler, as far as a record asks it."""
 
@@ -228,6 +232,8 @@ class Record:
         seen, known = self._spreads.get(id(source), (None, None))
         histogram = known if known is not None and seen is not None and seen() is source else Histogram.of(before)
         if is_rounded:
+            if len(self._spreads) == _KEPT:  # in a run that never ends a step
+                self._spreads.clear()
             self._spreads[id(before)] = weakref.ref(before), histogram
         return dataclasses.replace(histogram)  # which entries add to
 
