@@ -1,27 +1,23 @@
-"""From a unit's row to the kernel of its family."""
+"""From a unit's row to the kernel of its family.
+
+Kernels are imported when their family is first asked for: a first call waits for those that it needs, not for all.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mpsim.formats import get_format
 from mpsim.matmul._operands import Codes, Operands, Values, values
 from mpsim.units import Family, MatrixUnit, Order, ZeroTerms
-from mpsim_kernels.arm_dots import bfdot_gemm
-from mpsim_kernels.exact_blocks import exact_block_gemm, exact_gemm
-from mpsim_kernels.floored import Floored, floored_gemm, floored_pair_gemm
-from mpsim_kernels.flushed_pairs import flushed_pair_gemm
-from mpsim_kernels.fma_chain import fma_gemm
 from mpsim_kernels.fused_dot import FusedDot, Operand
-from mpsim_kernels.gemm import fused_gemm, fused_stack
-from mpsim_kernels.grouped_gemm import GroupedDot, grouped_gemm
-from mpsim_kernels.interleaved import interleaved_gemm
-from mpsim_kernels.rounded_sums import AWAY, DOWN, EVEN, ODD, UP, ZERO, Accumulator, rounded_gemm
-from mpsim_kernels.scaled_gemm import scaled_gemm
-from mpsim_kernels.x86_dots import amx_gemm, vdpbf16ps_gemm
+
+if TYPE_CHECKING:
+    from mpsim_kernels.floored import Floored
 
 __all__ = ["MMA_SIM_ZERO", "ONE_NAN", "fused_numbers", "unit_product", "unit_stack"]
 
@@ -33,15 +29,6 @@ MMA_SIM_ZERO = -126
 """Exponent of zeros by `ZeroTerms.MMA_SIM`."""
 _NO_FLOOR = -1000  # below the exponent of any product
 
-_DIRECTIONS = {
-    "nearest-even": EVEN,
-    "nearest-away": AWAY,
-    "toward-zero": ZERO,
-    "up": UP,
-    "down": DOWN,
-    "to-odd": ODD,
-}
-
 
 def unit_product(operands: Operands, row: MatrixUnit) -> Values:
     """Return ``a @ b + c`` of matrices of values, one chain along K for each element."""
@@ -50,6 +37,8 @@ def unit_product(operands: Operands, row: MatrixUnit) -> Values:
 
 def unit_stack(operands: Operands, row: MatrixUnit) -> Values | None:
     """Return ``a @ b`` for stacks of matrices; None where they must go one by one."""
+    from mpsim_kernels.gemm import fused_stack
+
     return fused_stack(operands.a, operands.b, *fused_numbers(row)) if row.family is Family.FUSED else None
 
 
@@ -73,34 +62,50 @@ def fused_numbers(row: MatrixUnit) -> tuple[FusedDot, tuple[Operand, Operand]]:
 
 
 def _interleaved(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.interleaved import interleaved_gemm
+
     return interleaved_gemm(x.a, x.b, x.c, *fused_numbers(row))
 
 
 def _fma_chain(x: Operands, _: MatrixUnit) -> Values:
+    from mpsim_kernels.fma_chain import fma_gemm
+
     return fma_gemm(x.a, x.b, x.c)
 
 
 def _vdpbf16ps(x: Operands, _: MatrixUnit) -> Values:
+    from mpsim_kernels.x86_dots import vdpbf16ps_gemm
+
     return vdpbf16ps_gemm(x.a, x.b, x.c)
 
 
 def _amx(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.x86_dots import amx_gemm
+
     return amx_gemm(x.a, x.b, x.c, not row.subnormal_inputs, row.k, row.order == "intrinsics-guide")
 
 
 def _bfdot(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.arm_dots import bfdot_gemm
+
     return bfdot_gemm(x.a, x.b, x.c, row.family is Family.BFDOT_EXTENDED)
 
 
 def _exact_blocks(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.exact_blocks import exact_block_gemm
+
     return exact_block_gemm(x.a, x.b, x.c, row.block_length)
 
 
 def _exact(x: Operands, _: MatrixUnit) -> Values:
+    from mpsim_kernels.exact_blocks import exact_gemm
+
     return exact_gemm(x.a, x.b, x.c)
 
 
 def _fused(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.gemm import fused_gemm
+
     return fused_gemm(x.a, x.b, x.c, *fused_numbers(row))
 
 
@@ -110,10 +115,14 @@ def _scales(x: Operands) -> tuple[Codes, Codes]:
 
 
 def _scaled(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.scaled_gemm import scaled_gemm
+
     return scaled_gemm(x.a, x.b, x.c, *_scales(x), *fused_numbers(row), row.scale_block)
 
 
 def _grouped(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.grouped_gemm import GroupedDot, grouped_gemm
+
     out, scale = get_format(row.out), get_format(row.scale)
     unit = GroupedDot(
         group_length=row.group_length,
@@ -132,6 +141,8 @@ def _grouped(x: Operands, row: MatrixUnit) -> Values:
 
 
 def _floored_numbers(row: MatrixUnit) -> tuple[Floored, tuple[Operand, Operand]]:
+    from mpsim_kernels.floored import Floored
+
     a, b = row.inputs
     unit = Floored(
         block_length=row.block_length,
@@ -145,24 +156,39 @@ def _floored_numbers(row: MatrixUnit) -> tuple[Floored, tuple[Operand, Operand]]
 
 
 def _floored(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.floored import floored_gemm
+
     return floored_gemm(x.a, x.b, x.c, *_floored_numbers(row))
 
 
 def _floored_halves(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.floored import floored_pair_gemm
+
     return floored_pair_gemm(x.a, x.b, x.c, *_floored_numbers(row))
 
 
 def _flushed_pairs(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.flushed_pairs import flushed_pair_gemm
+
     a, b = row.inputs
     return flushed_pair_gemm(x.a, x.b, x.c, row.block_length, (a.emin, b.emin))
 
 
 def _rounded(x: Operands, row: MatrixUnit) -> Values:
+    from mpsim_kernels.rounded_sums import AWAY, DOWN, EVEN, ODD, UP, ZERO, Accumulator, rounded_gemm
+
+    directions = {
+        "nearest-even": EVEN,
+        "nearest-away": AWAY,
+        "toward-zero": ZERO,
+        "up": UP,
+        "down": DOWN,
+        "to-odd": ODD,
+    }
     out = get_format(row.out)
     accumulator = Accumulator(out.p, out.emin, float(out.max_finite))
-    return rounded_gemm(
-        x.a, x.b, x.c, accumulator, _DIRECTIONS[row.rounding], row.block_length, row.order == Order.PAIRWISE
-    )
+    direction, pairwise = directions[row.rounding], row.order == Order.PAIRWISE
+    return rounded_gemm(x.a, x.b, x.c, accumulator, direction, row.block_length, pairwise)
 
 
 def _native(x: Operands, row: MatrixUnit) -> Values:
