@@ -12,7 +12,7 @@ from mpsim_kernels.bits import shr
 __all__ = ["make_class_counts", "make_magnitudes"]
 
 _BLOCK = 1 << 12  # numbers that stay in a first-level cache
-_FEW = 16  # powers of two that are fewer than cells cost
+_FEW = 20  # powers of two that are fewer than cells cost
 
 
 @inner_kernel
@@ -63,28 +63,41 @@ def make_magnitudes(width: int) -> Callable[..., tuple[int, int]]:
     place = 23 if width == 32 else 52
     last = 0xFF if width == 32 else 0x7FF  # the exponent field of infinities and NaNs
     shift, most, infinity, one = U(place), U((1 << (width - 1)) - 1), U(last << place), U(1)
-    subnormals = U((1 << place) - 1)
+    subnormals, ALL = U((1 << place) - 1), U((1 << width) - 1)
 
     @kernel
     def magnitudes(words: Any, counts: Any, extremes: Any) -> Any:
         fields = np.zeros((4, last + 4), np.int64)
         own = np.empty(_BLOCK, np.int16)
-        smallest, largest = U(2 * most + one), U(0)
+        smallest, largest = ALL, U(0)
         for start in range(0, words.size, _BLOCK):
             block = words[start : start + _BLOCK]
             n = block.size
-            low, high, top = U(2 * most + one), U(0), U(0)
+            below, high = ALL, U(0)
             for i in range(n):  # a loop of its own, for it is vectorised
-                x = U(block[i] & most)
-                low = U(min(low, U(x - one) if x != 0 else U(2 * most + one)))
-                high = U(max(high, U(x if x < infinity else U(0))))
-                top = U(max(top, x))
-                own[i] = np.int16(shr(x, shift))
-            smallest, largest = U(min(smallest, low)), U(max(largest, high))
-            if high == 0 or shr(high, shift) - shr(U(low + one), shift) >= _FEW:
+                a = U(block[i] & most)
+                below = U(min(below, U(a - one)))  # which of zero is the largest word
+                high = U(max(high, a))
+                own[i] = np.int16(shr(a, shift))
+            special = high >= infinity
+            if special:
+                high = U(0)
+                for i in range(n):
+                    a = U(block[i] & most)
+                    high = U(max(high, U(a if a < infinity else U(0))))
+            smallest, largest = U(min(smallest, below)), U(max(largest, high))
+            if below < subnormals:  # zeros and subnormal numbers have one field; the subnormal ones are found again
+                for i in range(n):
+                    a = U(block[i] & most)
+                    if a != 0 and shr(a, shift) == 0:
+                        bit = 0
+                        while shr(a, U(bit)) > one:
+                            bit += 1
+                        counts[bit] += 1
+            if high == 0 or shr(high, shift) - shr(U(below + one), shift) >= _FEW:
                 _count_in_cells(own[:n], fields)
                 continue
-            first: Any = max(np.int64(shr(U(low + one), shift)), 1)
+            first: Any = max(np.int64(shr(U(below + one), shift)), 1)
             final = np.int64(shr(high, shift))
             # Comparing all numbers with a power of two is vectorised, and for a few powers faster than cells in memory.
             field, rest = 0, n
@@ -93,32 +106,24 @@ def make_magnitudes(width: int) -> Callable[..., tuple[int, int]]:
                 for j in range(4):
                     fields[0, field] += rest - reached[j]
                     field, rest = power + j, reached[j]
-            if top >= infinity and field < last:
-                special = _reached(own[:n], last)[0]
-                fields[0, field] += rest - special
-                field, rest = last, special
+            if special and field < last:
+                not_finite = _reached(own[:n], last)[0]
+                fields[0, field] += rest - not_finite
+                field, rest = last, not_finite
             fields[0, field] += rest
         extremes[0], extremes[1] = smallest, largest
-        if smallest < subnormals:  # zeros and subnormal numbers have one field; the subnormal ones are found again
-            for i in range(words.size):
-                x = U(words[i] & most)
-                if x != 0 and shr(x, shift) == 0:
-                    bit = 0
-                    while shr(x, U(bit)) > one:
-                        bit += 1
-                    counts[bit] += 1
-        below = counts[:place].sum()
+        tiny = counts[:place].sum()
         for field in range(1, last):
             counts[place - 1 + field] = fields[:, field].sum()
-        counts[place - 1 + last] = fields[:, 0].sum() - below
+        counts[place - 1 + last] = fields[:, 0].sum() - tiny
         counts[place + last] = fields[:, last].sum()
-        low, high = 0, place + last - 2
+        low, high_place = 0, place + last - 2
         if largest > 0:
             while counts[low] == 0:
                 low += 1
-            while counts[high] == 0:
-                high -= 1
-        return low, high
+            while counts[high_place] == 0:
+                high_place -= 1
+        return low, high_place
 
     return magnitudes
 

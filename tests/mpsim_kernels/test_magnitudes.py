@@ -48,7 +48,7 @@ def test_single_numbers_are_their_own_extremes(dtype: type):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("mixed", [(), (0.0,), (np.inf,), (np.nan, 0.0, -np.inf)])
-@pytest.mark.parametrize("spread", [0, 3, 15, 16, 40])
+@pytest.mark.parametrize("spread", [0, 3, 15, 18, 19, 20, 40])
 def test_blocks_of_few_and_of_many_exponents_count_alike(dtype: type, mixed: tuple[float, ...], spread: int):
     """Few are found by comparisons, four at a time, up to the largest finite exponent and below the smallest normal."""
     info = np.finfo(dtype)
