@@ -76,7 +76,7 @@ def make_magnitudes(width: int) -> Callable[..., tuple[int, int]]:
             below, high = ALL, U(0)
             for i in range(n):  # a loop of its own, for it is vectorised
                 a = U(block[i] & most)
-                below = U(min(below, U(a - one)))  # which of zero is the largest word
+                below = U(min(below, U(a - one) if a != 0 else ALL))
                 high = U(max(high, a))
                 own[i] = np.int16(shr(a, shift))
             special = high >= infinity

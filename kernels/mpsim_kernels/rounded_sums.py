@@ -46,17 +46,37 @@ def _two_sum_to_odd(x: Any, y: Any) -> Any:
 
 
 @inner_kernel
+def _nearest(s: Any, p: Any, emin: Any) -> tuple[Any, Any]:
+    """Return a float64 number rounded to nearest even, to ``p`` bits or fewer below ``emin``, and the quantum."""
+    e = ((np.float64(s).view(np.int64) >> 52) & 2047) - 1023
+    q = max(e, emin) - (p - 1)
+    quantum = np.int64((q + 1023) << 52).view(np.float64)
+    # Adding 1.5 * 2**52 quanta leaves no bit below the quantum; taking them away again is exact.
+    magic = np.int64(((q + 1075) << 52) | (np.int64(1) << 51)).view(np.float64)
+    return (s + magic) - magic, quantum
+
+
+@inner_kernel
+def _closed(r: Any, s: Any, bound: Any, largest: Any) -> Any:
+    """Return what ``s``, rounded to ``r``, becomes: of its sign, and ``bound`` beyond the largest number."""
+    r = np.copysign(r, s)
+    r = np.copysign(bound, s) if abs(r) > largest else r
+    return r if abs(s) < np.inf else s
+
+
+@inner_kernel
 def _add(total: Any, x: Any, y: Any, direction: Any, p: Any, emin: Any, largest: Any) -> None:
     """Add ``x * y`` to ``total``, float64 [W], and round each sum to the accumulator's format."""
+    if direction == EVEN:  # a loop of its own, which takes half the time
+        for j in range(total.size):
+            s = _two_sum_to_odd(total[j], x * np.float64(y[j]))
+            r, _ = _nearest(s, p, emin)
+            total[j] = _closed(r, s, np.inf, largest)
+        return
     for j in range(total.size):
         before, term = total[j], x * np.float64(y[j])
         s = _two_sum_to_odd(before, term)
-        e = ((np.float64(s).view(np.int64) >> 52) & 2047) - 1023
-        q = max(e, emin) - (p - 1)
-        quantum = np.int64((q + 1023) << 52).view(np.float64)
-        # Adding 1.5 * 2**52 quanta leaves no bit below the quantum; taking them away again is exact.
-        magic = np.int64(((q + 1075) << 52) | (np.int64(1) << 51)).view(np.float64)
-        r = (s + magic) - magic
+        r, quantum = _nearest(s, p, emin)
         bound = np.inf  # what an overflow becomes
         if direction == AWAY:
             r += np.copysign(quantum, s) if abs(s) - abs(r) == quantum * 0.5 else 0.0
@@ -69,16 +89,15 @@ def _add(total: Any, x: Any, y: Any, direction: Any, p: Any, emin: Any, largest:
         elif direction == DOWN:
             r -= quantum if r > s else 0.0
             bound = largest if s > 0 else np.inf
-        elif direction == ODD:
+        else:
             r -= quantum if r > s else 0.0
             half = r / (2.0 * quantum)
             r += quantum if r != s and np.floor(half) == half else 0.0
             bound = largest
-        r = np.copysign(r, s)
-        r = np.copysign(bound, s) if abs(r) > largest else r
+        r = _closed(r, s, bound, largest)
         if direction == DOWN and s == 0 and np.copysign(1.0, before) != np.copysign(1.0, term):
             r = -0.0  # an exact sum of zero from terms of both signs (IEEE 754-2019, 6.3)
-        total[j] = r if abs(s) < np.inf else s
+        total[j] = r
 
 
 @kernel
